@@ -1,0 +1,1 @@
+"""Plans, checks, launches and tracks DeepSpeed training runs."""

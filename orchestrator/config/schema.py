@@ -1,0 +1,492 @@
+"""Every option of the orchestrator, with its type, default, unit and meaning.
+
+One dataclass a config group of ``conf/``; the text under a field is its documentation: ``--help`` and the README read it
+from here. Sizes are optional where they can be derived (``null``), and the planner is the only one who derives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Command(StrEnum):
+    """The verbs of the command line."""
+
+    validate = "validate"
+    compile = "compile"
+    launch = "launch"
+    doctor = "doctor"
+
+
+class Output(StrEnum):
+    """How a command speaks on standard output."""
+
+    text = "text"
+    json = "json"
+
+
+class Family(StrEnum):
+    """Model families whose shapes, parameter counts and parallel layers are known."""
+
+    gpt2 = "gpt2"
+    llama = "llama"
+    mistral = "mistral"
+    qwen2 = "qwen2"
+    qwen3 = "qwen3"
+    gpt_neox = "gpt_neox"
+
+
+class AttentionImplementation(StrEnum):
+    """Attention kernels, as Hugging Face names them."""
+
+    eager = "eager"
+    sdpa = "sdpa"
+    flash_attention_2 = "flash_attention_2"
+
+
+class Accelerator(StrEnum):
+    """What DeepSpeed calls the accelerator. ROCm devices are ``cuda`` to torch and to DeepSpeed."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    """Number formats of training."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class PartitionMethod(StrEnum):
+    """How layers are cut into pipeline stages."""
+
+    uniform = "uniform"
+    parameters = "parameters"
+
+
+class PipelineSchedule(StrEnum):
+    """Order of forward and backward passes of a pipeline."""
+
+    one_f_one_b = "one_f_one_b"
+    gpipe = "gpipe"
+
+
+class OffloadDevice(StrEnum):
+    """Where ZeRO keeps what it offloads."""
+
+    none = "none"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class RecomputePolicy(StrEnum):
+    """Which activations are dropped in the forward pass and computed again in the backward pass."""
+
+    none = "none"
+    full = "full"
+
+
+class OptimizerType(StrEnum):
+    """Optimizers, as DeepSpeed names them."""
+
+    AdamW = "AdamW"
+
+
+class LrSchedule(StrEnum):
+    """Shapes of the learning rate after the warmup."""
+
+    constant = "constant"
+    cosine = "cosine"
+    wsd = "wsd"
+
+
+class DataSource(StrEnum):
+    """Where the training text comes from."""
+
+    python_stdlib = "python_stdlib"
+    text = "text"
+    synthetic = "synthetic"
+
+
+class WandbMode(StrEnum):
+    """How Weights & Biases is used; ``auto`` is online with a key and offline without."""
+
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+class LauncherBackend(StrEnum):
+    """How DeepSpeed's launcher reaches the hosts; ``auto`` is local for one host and pdsh for several."""
+
+    auto = "auto"
+    local = "local"
+    pdsh = "pdsh"
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    """The model: a known shape (``model=llama_3_8b``), or any local Hugging Face ``config.json`` (``model=hf``)."""
+
+    name: str = MISSING
+    """Name of the model in reports and run directories."""
+    config_path: str | None = None
+    """A local Hugging Face folder, or its ``config.json``; the size fields below then stay null."""
+    family: Family | None = None
+    """Model family; with ``config_path`` it is read from ``model_type``."""
+    vocab_size: int | None = None
+    """Rows of the token embedding."""
+    hidden_size: int | None = None
+    """Width of the residual stream."""
+    intermediate_size: int | None = None
+    """Width of the MLP."""
+    num_hidden_layers: int | None = None
+    """Number of transformer layers."""
+    num_attention_heads: int | None = None
+    """Number of query heads."""
+    num_key_value_heads: int | None = None
+    """Number of key and value heads; null = as many as query heads."""
+    head_dim: int | None = None
+    """Width of one head; null = hidden_size / num_attention_heads."""
+    max_position_embeddings: int | None = None
+    """Longest sequence the model is made for, in tokens."""
+    tie_word_embeddings: bool | None = None
+    """Whether the output head is the token embedding; null = the family's default."""
+    hf_config: dict[str, Any] = field(default_factory=dict)
+    """Further entries of the Hugging Face config, spelt as the family spells them (``rope_parameters``, ...)."""
+    attention_implementation: AttentionImplementation = AttentionImplementation.sdpa
+    """Attention kernel."""
+    dropout: float = 0.0
+    """Dropout probability of embeddings, residuals and attention, where the family has them."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    """The hosts and their devices. Presets carry usable sizes (what torch reports), not the label's."""
+
+    name: str = MISSING
+    """Name of the cluster in reports."""
+    hosts: int = 1
+    """Number of hosts; a hostfile overrides it."""
+    devices_per_host: int = MISSING
+    """Devices (processes) of one host; a hostfile's slots override it."""
+    hostfile: str | None = None
+    """DeepSpeed hostfile: one ``HOST slots=N`` a line. Its hosts and slots replace the two fields above."""
+    accelerator: Accelerator = MISSING
+    """Kind of device."""
+    device_name: str = MISSING
+    """Device model in reports."""
+    device_memory_gib: float | None = None
+    """Memory of one device as torch reports it, GiB; null = this host's RAM shared by its processes (CPU only)."""
+    device_context_gib: float = 0.0
+    """What the framework takes of a device before any tensor, GiB: CUDA context and communicators; on CPU the interpreter."""
+    host_memory_gib: float | None = None
+    """RAM of one host, GiB; null = this machine's, cgroup limit included."""
+    nvme_gib: float | None = None
+    """NVMe of one host, GiB; null = unknown."""
+    precisions: list[Precision] = field(default_factory=lambda: [Precision.fp32])
+    """Number formats the device computes in natively."""
+    bf16_tflops: float | None = None
+    """Dense bf16 peak of one device, TFLOP/s; model FLOPs utilization is measured against it. null = unknown."""
+    fp16_tflops: float | None = None
+    """Dense fp16 peak (fp32 accumulation) of one device, TFLOP/s."""
+    fp32_tflops: float | None = None
+    """fp32 peak of one device, TFLOP/s."""
+    memory_bandwidth_gbps: float | None = None
+    """Device memory bandwidth, GB/s."""
+    device_link_gbps: float | None = None
+    """Bandwidth between devices of one host, one direction, all links of a device, GB/s."""
+    host_link_gbps: float | None = None
+    """Bandwidth between host and device, one direction, GB/s."""
+    network_gbps: float | None = None
+    """Network bandwidth of one host, one direction, GB/s (not Gbit/s)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ParallelismConfig:
+    """How the devices are divided: pipeline x data x tensor, in DeepSpeed's axis order."""
+
+    tensor_parallel_size: int = 1
+    """Devices that share every layer (Megatron tensor parallelism)."""
+    pipeline_parallel_size: int = 1
+    """Pipeline stages."""
+    data_parallel_size: int | None = None
+    """Replicas of the model; null = devices / (tensor x pipeline)."""
+    partition_method: PartitionMethod = PartitionMethod.uniform
+    """How layers are cut into pipeline stages."""
+    schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
+    """Order of the passes of a pipeline."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ZeroConfig:
+    """ZeRO: what the data-parallel replicas shard instead of copying. Sizes are elements, as in DeepSpeed."""
+
+    stage: int = 1
+    """0 shards nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well."""
+    reduce_bucket_size: int = 500_000_000
+    """Elements reduced at once in the backward pass."""
+    allgather_bucket_size: int = 500_000_000
+    """Elements gathered at once after the optimizer step (stages 1 and 2)."""
+    overlap_comm: bool | None = None
+    """Reduce gradients while the backward pass goes on; null = DeepSpeed's default (stage 3 only)."""
+    contiguous_gradients: bool = True
+    """Copy gradients into one buffer as they are produced."""
+    reduce_scatter: bool = True
+    """Reduce each gradient to its owner instead of to all."""
+    round_robin_gradients: bool = False
+    """Spread gradient copies over ranks when the optimizer is offloaded (stages 1 and 2)."""
+    sub_group_size: int = 1_000_000_000
+    """Elements the stage-3 optimizer updates at once."""
+    stage3_prefetch_bucket_size: int = 50_000_000
+    """Elements of parameters fetched ahead (stage 3)."""
+    stage3_param_persistence_threshold: int = 100_000
+    """Parameters with fewer elements stay on every rank (stage 3)."""
+    stage3_max_live_parameters: int = 1_000_000_000
+    """Elements of gathered parameters kept at once (stage 3)."""
+    stage3_max_reuse_distance: int = 1_000_000_000
+    """A parameter used again within so many elements is not released (stage 3)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OffloadConfig:
+    """What leaves the device: optimizer states from stage 1, parameters at stage 3; NVMe at stage 3 only."""
+
+    optimizer_device: OffloadDevice = OffloadDevice.none
+    """Where optimizer states (and the optimizer step) live."""
+    param_device: OffloadDevice = OffloadDevice.none
+    """Where parameters live between uses (stage 3)."""
+    nvme_path: str | None = None
+    """Folder on a local NVMe disk of every host; required when a device above is nvme."""
+    pin_memory: bool = True
+    """Page-lock the host copies: faster transfers, memory that cannot swap."""
+    optimizer_buffer_count: int = 4
+    """Swap buffers of the NVMe optimizer; Adam needs at least 4."""
+    param_buffer_count: int = 5
+    """Swap buffers for NVMe parameters."""
+    param_buffer_size: int = 100_000_000
+    """Elements of one NVMe parameter buffer; the largest parameter partition must fit in."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PrecisionConfig:
+    """Number formats, and the loss scale of fp16."""
+
+    dtype: Precision = Precision.bf16
+    """Format of parameters and computation."""
+    grad_accum_dtype: Precision | None = None
+    """Format gradients are accumulated in; null = fp32 for bf16 from ZeRO stage 1 up, else the dtype above."""
+    loss_scale: float = 0.0
+    """Fixed loss scale of fp16; 0 = dynamic."""
+    initial_scale_power: int = 16
+    """Dynamic loss scaling starts at 2 to this power."""
+    loss_scale_window: int = 1000
+    """Steps without overflow after which the dynamic loss scale doubles."""
+    hysteresis: int = 2
+    """Overflows that are tolerated before the dynamic loss scale is halved."""
+    min_loss_scale: int = 1
+    """The dynamic loss scale never falls below; a whole number of at least 1."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ActivationCheckpointingConfig:
+    """Activation recomputation (gradient checkpointing)."""
+
+    policy: RecomputePolicy = RecomputePolicy.none
+    """none keeps every activation; full keeps the input of each layer and computes the rest again."""
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig:
+    """The optimizer. Weight decay never applies to norms and biases."""
+
+    type: OptimizerType = OptimizerType.AdamW
+    """Optimizer."""
+    lr: float = 3e-4
+    """Peak learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the denominator of the update."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LrSchedulerConfig:
+    """The learning rate over the steps: a linear warmup, then a shape."""
+
+    type: LrSchedule = LrSchedule.cosine
+    """constant; cosine to min_lr at the last step; wsd: constant, then linear to min_lr over decay_steps."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warmup from zero."""
+    min_lr: float = 0.0
+    """Learning rate at the end of cosine and wsd."""
+    decay_steps: int | None = None
+    """Optimizer steps of wsd's decay; null = a tenth of training.max_steps."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CommunicationConfig:
+    """Collectives between the ranks."""
+
+    communication_data_type: Precision | None = None
+    """Format gradients travel in; null = DeepSpeed's default."""
+    prescale_gradients: bool = False
+    """Divide gradients before they are summed rather than after."""
+    gradient_predivide_factor: float = 1.0
+    """With prescale_gradients: divided by this before the sum, by the rest after."""
+    timeout_minutes: float = 30.0
+    """A collective that takes longer fails the run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """The text, how it becomes tokens, and what is held out."""
+
+    source: DataSource = DataSource.python_stdlib
+    """python_stdlib: this Python's own library source; text: files under path; synthetic: seeded random tokens."""
+    path: str | None = None
+    """A text file, or a folder whose files are read in sorted order (source text)."""
+    file_suffixes: list[str] = field(default_factory=lambda: [".txt", ".md", ".py"])
+    """Files of a folder that count, by the end of their name (source text)."""
+    cache_dir: str = "~/.cache/orchestrator/data"
+    """Where tokenizers and token files are kept; each host needs its own or a shared one."""
+    tokenizer_path: str | None = None
+    """A ``tokenizer.json`` to use; null = a byte-level BPE is trained on the text."""
+    tokenizer_vocab_size: int = 4096
+    """Entries of the tokenizer that is trained; at most model.vocab_size."""
+    max_bytes: int | None = None
+    """Read at most so many bytes of text; null = all."""
+    sequence_length: int = 1024
+    """Tokens of one training sequence."""
+    held_out_fraction: float = 0.02
+    """Share of the sequences that is never trained on."""
+    synthetic_tokens: int = 1_000_000
+    """Length of the random token stream (source synthetic)."""
+    ignore_fraction: float = 0.0
+    """Share of the labels that is ignored, chosen at random from the seed (source synthetic)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingConfig:
+    """Batch sizes and length of the run. train = micro x accumulation x data-parallel size; any two give the third."""
+
+    train_batch_size: int | None = None
+    """Sequences of one optimizer step over all ranks."""
+    train_micro_batch_size_per_gpu: int | None = None
+    """Sequences of one forward and backward pass of one rank."""
+    gradient_accumulation_steps: int | None = None
+    """Passes of one rank before an optimizer step."""
+    max_steps: int = 100
+    """Optimizer steps of the whole run."""
+    gradient_clipping: float = 1.0
+    """Largest global gradient norm; 0 = off."""
+    evaluate_every: int = 0
+    """Optimizer steps between evaluations on the held-out part; 0 = only at the end."""
+    evaluate_sequences: int = 256
+    """Held-out sequences of one evaluation, at most."""
+    log_every: int = 1
+    """Optimizer steps between two entries of the metrics."""
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """Saving and resuming."""
+
+    save_every: int = 0
+    """Optimizer steps between checkpoints; 0 = none before the end."""
+    save_at_end: bool = True
+    """Save after the last step."""
+    keep: int = 2
+    """Newest checkpoints to keep; 0 = all."""
+    resume: bool = False
+    """Go on from the newest complete checkpoint of run_dir, as a new attempt. Finding none is an error."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackingConfig:
+    """Where metrics go beside ``metrics.jsonl``, which is always written."""
+
+    wandb: WandbMode = WandbMode.auto
+    """How Weights & Biases is used."""
+    project: str = "orchestrator"
+    """Project of the W&B run."""
+    entity: str | None = None
+    """W&B team or user; null = the key's own."""
+    group: str | None = None
+    """Group of the W&B run; null = none."""
+    tags: list[str] = field(default_factory=list)
+    """Tags of the W&B run."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LauncherConfig:
+    """How the workers are started."""
+
+    backend: LauncherBackend = LauncherBackend.auto
+    """How DeepSpeed's launcher reaches the hosts."""
+    master_addr: str | None = None
+    """Address of the first host that all others reach; null = the hostfile's first name (several hosts)."""
+    master_port: int | None = None
+    """Rendezvous port; null = a free one of this host (one host), or 29500 (several)."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the workers (``NCCL_DEBUG: INFO``). Names that look like secrets are refused."""
+    stop_seconds: float = 30.0
+    """Between SIGTERM and SIGKILL when a run is stopped, seconds."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PreflightConfig:
+    """Checks of the launching host before a run starts."""
+
+    enabled: bool = True
+    """Check versions, devices, compiler, stale build locks, disk and port first."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PlannerConfig:
+    """The estimate."""
+
+    memory_margin: float = 0.05
+    """Share of a device's, a host's or a disk's capacity that the plan leaves free, 0 to 0.5."""
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """A whole run."""
+
+    command: Command = Command.validate
+    """The verb; the command line sets it."""
+    output: Output = Output.text
+    """text for people; json prints one JSON object on standard output and nothing else there."""
+    dry_run: bool = False
+    """launch: stop before the start and print the command."""
+    seed: int = 1234
+    """Seeds the initial weights, the data order and dropout."""
+    run_dir: str = MISSING
+    """Directory of the run: the request, the attempts, the checkpoints."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    zero: ZeroConfig = field(default_factory=ZeroConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    preflight: PreflightConfig = field(default_factory=PreflightConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
