@@ -1,0 +1,157 @@
+"""The complete DeepSpeed configuration of a run. Every value is written out, so no default of another version can slip in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.config.schema import OffloadDevice, Precision, RecomputePolicy, RunConfig
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation
+
+NEVER = 2**31 - 1
+"""Steps between two of DeepSpeed's own progress lines: the worker reports instead."""
+
+_ASYNC_IO = {
+    "block_size": 1_048_576,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+    "use_gds": False,
+}
+
+
+def compile_config(
+    config: RunConfig,
+    settings: DeepSpeedSettings,
+    *,
+    train_batch_size: int,
+    train_micro_batch_size_per_gpu: int,
+    gradient_accumulation_steps: int,
+) -> dict[str, Any]:
+    """The JSON object for ``deepspeed.initialize(config=...)``.
+
+    ``settings`` are those of ``config`` (``resolve_settings``), the batch sizes those of its layout. Only blocks that are in
+    use appear, and only keys that the ZeRO stage reads. There is no scheduler block (the worker owns the schedule) and no
+    monitor block (the worker owns the tracking).
+    """
+    compiled: dict[str, Any] = {
+        "train_batch_size": train_batch_size,
+        "train_micro_batch_size_per_gpu": train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "steps_per_print": NEVER,
+        "wall_clock_breakdown": False,
+        "memory_breakdown": False,
+        "dump_state": False,
+        "gradient_clipping": settings.gradient_clipping,
+        "prescale_gradients": settings.prescale_gradients,
+        "gradient_predivide_factor": settings.gradient_predivide_factor,
+        "communication_data_type": settings.communication_data_type.value,
+        "data_types": {"grad_accum_dtype": settings.grad_accum_dtype.value},
+        "zero_optimization": _zero_block(settings),
+        "optimizer": _optimizer_block(config, settings),
+    }
+    if settings.dtype is Precision.bf16:
+        compiled["bf16"] = {"enabled": True}
+    if settings.dtype is Precision.fp16:
+        compiled["fp16"] = _fp16_block(config)
+    if config.parallelism.pipeline_parallel_size > 1:
+        compiled["pipeline"] = _pipeline_block(config)
+    if OffloadDevice.nvme in (settings.offload_optimizer_device, settings.offload_param_device):
+        compiled["aio"] = dict(_ASYNC_IO)
+    return compiled
+
+
+def _zero_block(settings: DeepSpeedSettings) -> dict[str, Any]:
+    block: dict[str, Any] = {"stage": settings.zero_stage}
+    if settings.zero_stage == 0:
+        return block
+    block |= {
+        "reduce_bucket_size": settings.reduce_bucket_size,
+        "overlap_comm": settings.overlap_comm,
+        "contiguous_gradients": settings.contiguous_gradients,
+        "reduce_scatter": settings.reduce_scatter,
+    }
+    if settings.zero_stage == 3:
+        block |= {
+            "sub_group_size": settings.sub_group_size,
+            "stage3_prefetch_bucket_size": settings.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": settings.stage3_param_persistence_threshold,
+            "stage3_max_live_parameters": settings.stage3_max_live_parameters,
+            "stage3_max_reuse_distance": settings.stage3_max_reuse_distance,
+        }
+    else:
+        block |= {
+            "allgather_bucket_size": settings.allgather_bucket_size,
+            "round_robin_gradients": settings.round_robin_gradients,
+        }
+    if settings.offloads_optimizer:
+        block["offload_optimizer"] = _offload_optimizer_block(settings)
+    if settings.offloads_parameters and settings.zero_stage == 3:
+        block["offload_param"] = _offload_param_block(settings)
+    return block
+
+
+def _offload_optimizer_block(settings: DeepSpeedSettings) -> dict[str, Any]:
+    block = {"device": settings.offload_optimizer_device.value, "pin_memory": settings.pin_memory}
+    if settings.offload_optimizer_device is not OffloadDevice.nvme:
+        return block
+    return {
+        **block,
+        "nvme_path": settings.nvme_path,
+        "buffer_count": settings.optimizer_buffer_count,
+        "pipeline_read": False,
+        "pipeline_write": False,
+        "fast_init": False,
+    }
+
+
+def _offload_param_block(settings: DeepSpeedSettings) -> dict[str, Any]:
+    block = {"device": settings.offload_param_device.value, "pin_memory": settings.pin_memory}
+    if settings.offload_param_device is not OffloadDevice.nvme:
+        return block
+    return {
+        **block,
+        "nvme_path": settings.nvme_path,
+        "buffer_count": settings.param_buffer_count,
+        "buffer_size": settings.param_buffer_size,
+        "max_in_cpu": settings.param_max_in_cpu,
+    }
+
+
+def _optimizer_block(config: RunConfig, settings: DeepSpeedSettings) -> dict[str, Any]:
+    optimizer = config.optimizer
+    params: dict[str, Any] = {
+        "lr": optimizer.lr,
+        "betas": list(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
+    if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
+        params["torch_adam"] = True
+    return {"type": optimizer.type.value, "params": params}
+
+
+def _fp16_block(config: RunConfig) -> dict[str, Any]:
+    precision = config.precision
+    block: dict[str, Any] = {"enabled": True, "auto_cast": False, "loss_scale": precision.loss_scale}
+    if precision.loss_scale != 0:
+        return block
+    return {
+        **block,
+        "initial_scale_power": precision.initial_scale_power,
+        "loss_scale_window": precision.loss_scale_window,
+        "hysteresis": precision.hysteresis,
+        "consecutive_hysteresis": False,
+        "min_loss_scale": precision.min_loss_scale,
+    }
+
+
+def _pipeline_block(config: RunConfig) -> dict[str, Any]:
+    """Non-reentrant checkpointing: the reentrant one fails on the token ids of the first stage."""
+    recomputes = config.activation_checkpointing.policy is RecomputePolicy.full
+    return {
+        "activation_checkpoint_interval": 1 if recomputes else 0,
+        "use_reentrant": False,
+        "pipe_partitioned": True,
+        "grad_partitioned": True,
+    }

@@ -1,0 +1,44 @@
+"""DeepSpeed's compiled operators: which ones a run loads, and where torch's extension builder puts them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from orchestrator.config.schema import Accelerator, OffloadDevice, RunConfig
+
+
+def needed_operators(config: RunConfig) -> list[str]:
+    """The operators that DeepSpeed loads for this run, and compiles when they are not there."""
+    on_cpu = config.cluster.accelerator is Accelerator.cpu
+    offloads = config.offload.optimizer_device is not OffloadDevice.none
+    uses_nvme = OffloadDevice.nvme in (config.offload.optimizer_device, config.offload.param_device)
+    needs = {
+        "deepspeed_shm_comm": on_cpu,
+        "cpu_adam": offloads,
+        "fused_adam": not on_cpu and not offloads,
+        "async_io": uses_nvme,
+    }
+    return [name for name, needed in needs.items() if needed]
+
+
+def extensions_dir() -> Path:
+    """The folder of compiled operators: ``TORCH_EXTENSIONS_DIR``, or torch's own default."""
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(cache) / "torch_extensions"
+
+
+def is_built(name: str) -> bool:
+    """Whether an operator has been compiled on this machine.
+
+    Without ``TORCH_EXTENSIONS_DIR`` torch puts a folder for the Python and device version in between.
+    """
+    folder = extensions_dir()
+    return any((place / name / f"{name}.so").exists() for place in (folder, *folder.glob("py*")))
+
+
+def build_locks() -> list[Path]:
+    """Locks of builds that are going on, or were killed; DeepSpeed waits for as long as they are there."""
+    folder = extensions_dir()
+    return sorted(path for place in (folder, *folder.glob("py*")) for path in place.glob("*/lock") if path.is_file())

@@ -1,0 +1,156 @@
+"""What attention keeps for the backward pass, by the kernel that Hugging Face's modules end up in.
+
+Hugging Face's ``sdpa`` is torch's ``scaled_dot_product_attention``, which picks a fused kernel when it can and else the
+``math`` one, which keeps a score for every pair of tokens as ``eager`` does. On CPU dropout forces it; on CUDA grouped-query
+attention in fp32 does, because the only fused fp32 kernel needs as many key heads as query heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.config.schema import Accelerator, AttentionImplementation
+from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.planning.parameters import Size, ceil_divide
+
+FP32_BYTES = 4
+STATISTIC_BYTES = 4
+"""A row statistic (reciprocal deviation, log-sum-exp) is fp32."""
+
+
+class AttentionKernel(StrEnum):
+    """How attention is computed."""
+
+    eager = "eager"
+    math = "math"
+    fused = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingWindow:
+    """Sliding-window attention of a model: the window in tokens, and how many layers have it."""
+
+    tokens: int
+    layers: int
+
+
+def sliding_window(spec: ModelSpec) -> SlidingWindow | None:
+    """The sliding window of the model, as Hugging Face reads it from the config; ``None`` when no layer has one."""
+    facts, hf_config = spec.facts, spec.hf_config
+    tokens = hf_config.get("sliding_window", facts.sliding_window)
+    if tokens is None or not facts.uses_sliding_window.of(hf_config):
+        return None
+    layer_types = hf_config.get("layer_types")
+    if layer_types is not None:
+        layers = list(layer_types).count("sliding_attention")
+    else:
+        layers = max(0, spec.num_hidden_layers - int(hf_config.get("max_window_layers", facts.first_sliding_layer)))
+    return SlidingWindow(tokens=tokens, layers=layers) if layers else None
+
+
+def attention_kernel(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> AttentionKernel:
+    """The kernel that runs, from the implementation, the accelerator and what the fused kernels can do."""
+    if spec.attention_implementation is AttentionImplementation.eager:
+        return AttentionKernel.eager
+    grouped = spec.num_key_value_heads < spec.num_attention_heads
+    if spec.attention_implementation is AttentionImplementation.sdpa and (
+        spec.dropout > 0 if accelerator is Accelerator.cpu else grouped and dtype_bytes == FP32_BYTES
+    ):
+        return AttentionKernel.math
+    return AttentionKernel.fused
+
+
+def mask_element_bytes(dtype_bytes: int, accelerator: Accelerator) -> int:
+    """Bytes of one element of a dropout mask: torch keeps the scaled noise on CPU and a boolean on CUDA."""
+    return dtype_bytes if accelerator is Accelerator.cpu else 1
+
+
+def saved_attention_bytes(
+    spec: ModelSpec,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size,
+    accelerator: Accelerator,
+) -> Size:
+    """Bytes that attention keeps between the query, key and value matrices and the output matrix, whose input it includes."""
+    tokens = micro_batch * sequence_length
+    widths = spec.layer_widths(tensor_parallel_size)
+    heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
+    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    output = widths.query * dtype_bytes
+    if kernel is AttentionKernel.fused:
+        masked = _is_masked(spec, sequence_length)
+        # With an explicit mask Hugging Face copies each key head to its query heads, and torch turns the mask into numbers.
+        key_value = masked * widths.query + (1 - masked) * widths.key_value
+        mask = masked * sequence_length * dtype_bytes
+        per_token = (widths.query + 2 * key_value) * dtype_bytes + output + heads * STATISTIC_BYTES + mask
+    else:
+        inputs = 3 * widths.query * (FP32_BYTES if kernel is AttentionKernel.math else dtype_bytes)
+        scores = _saved_score_bytes(spec, kernel, dtype_bytes=dtype_bytes, accelerator=accelerator)
+        per_token = inputs + output + heads * sequence_length * scores
+    fused_matrix = _fused_matrix_elements(
+        spec, kernel, micro_batch=micro_batch, query_width=widths.query, dtype_bytes=dtype_bytes
+    )
+    return tokens * (per_token + fused_matrix * dtype_bytes)
+
+
+def score_gradient_bytes(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> int:
+    """Bytes for each pair of tokens and head that the backward pass of unfused attention adds at its peak.
+
+    The gradient of the probabilities and that of the scores, both in the softmax's dtype; the cast-back probabilities are
+    free by then.
+    """
+    match attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator):
+        case AttentionKernel.fused:
+            return 0
+        case AttentionKernel.math:
+            return 2 * FP32_BYTES
+        case AttentionKernel.eager:
+            cast = spec.facts.fp32_softmax and dtype_bytes < FP32_BYTES
+            return 2 * FP32_BYTES - dtype_bytes if cast else 2 * dtype_bytes
+
+
+def _saved_score_bytes(spec: ModelSpec, kernel: AttentionKernel, *, dtype_bytes: int, accelerator: Accelerator) -> int:
+    """Bytes kept for each pair of tokens and head: the softmax, its cast, and with dropout the mask and what is left."""
+    if kernel is AttentionKernel.math:
+        work_bytes, softmax = FP32_BYTES, FP32_BYTES
+    else:
+        cast = spec.facts.fp32_softmax and dtype_bytes < FP32_BYTES
+        work_bytes, softmax = dtype_bytes, FP32_BYTES if cast else dtype_bytes
+        if cast and spec.dropout == 0:
+            softmax += dtype_bytes
+    if spec.dropout > 0:
+        return softmax + work_bytes + mask_element_bytes(work_bytes, accelerator)
+    return softmax
+
+
+def _fused_matrix_elements(
+    spec: ModelSpec, kernel: AttentionKernel, *, micro_batch: Size, query_width: Size, dtype_bytes: int
+) -> Size:
+    """Elements a token that a fused query-key-value matrix keeps beside query, key and value.
+
+    The value is a view of the whole matrix output. Where query and key were made anew (rotated, or scaled by the math
+    kernel), it keeps their old selves alive; a batched product copies it, unless the batch has one row or the format
+    changes. GPT-NeoX's rotation also leaves the heads in an order that the fused kernels' output has to be copied from.
+    """
+    if not spec.facts.fused_query_key_value:
+        return 0
+    rotary = not spec.facts.learned_positions
+    match kernel:
+        case AttentionKernel.fused:
+            return 3 * query_width if rotary else 0
+        case AttentionKernel.eager:
+            return 2 * query_width * (micro_batch == 1) if rotary else 0
+        case AttentionKernel.math:
+            return 2 * query_width * (micro_batch == 1) if dtype_bytes == FP32_BYTES else 0
+
+
+def _is_masked(spec: ModelSpec, sequence_length: Size) -> Size:
+    """1 where a fused kernel gets an explicit mask: Hugging Face's sdpa with a window that the sequence reaches."""
+    window = sliding_window(spec)
+    if window is None or spec.attention_implementation is not AttentionImplementation.sdpa:
+        return 0
+    return (sequence_length >= window.tokens) * 1

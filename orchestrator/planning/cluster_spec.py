@@ -1,0 +1,161 @@
+"""The hosts and their devices, in bytes and FLOP/s: what the plan may spend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from orchestrator.config.schema import Accelerator, ClusterConfig, Precision
+from orchestrator.findings import Finding, error
+from orchestrator.units import GB, GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host of the run and its slots: the devices, and so the processes, that it gives."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Hosts that are alike but for their slots. Bandwidths are bytes a second in one direction, ``None`` when unknown."""
+
+    name: str
+    hosts: tuple[Host, ...]
+    accelerator: Accelerator
+    device_name: str
+    device_memory_bytes: int
+    """Memory of one device as torch reports it; without one of its own (CPU), a process's share of the host's RAM."""
+    device_context_bytes: int
+    """What a process takes of the device before any tensor."""
+    host_memory_bytes: int
+    nvme_bytes: int | None
+    precisions: frozenset[Precision]
+    peak_flops: Mapping[Precision, float]
+    """Dense peak of one device, FLOP/s, where known."""
+    memory_bandwidth: float | None
+    device_link_bandwidth: float | None
+    host_link_bandwidth: float | None
+    network_bandwidth: float | None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all hosts: the world size."""
+        return sum(host.slots for host in self.hosts)
+
+    @property
+    def devices_per_host(self) -> int:
+        """Devices of the host that has most."""
+        return max(host.slots for host in self.hosts)
+
+
+def cluster_spec_from_config(
+    config: ClusterConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int
+) -> tuple[ClusterSpec | None, list[Finding]]:
+    """The cluster that ``config`` describes, or what is wrong with it.
+
+    ``hosts`` is what a hostfile said; ``None`` makes ``config.hosts`` hosts of ``config.devices_per_host`` slots, named
+    ``localhost``, or ``host-1``, ``host-2``, ... when there are several. ``machine_memory_bytes`` is this machine's RAM, for
+    hosts whose RAM the configuration leaves open.
+    """
+    findings = list(_size_findings(config, hosts))
+    if findings:
+        return None, findings
+    named = tuple(hosts) if hosts is not None else _named_hosts(config.hosts, config.devices_per_host)
+    host_memory = machine_memory_bytes if config.host_memory_gib is None else round(config.host_memory_gib * GIB)
+    slots = max(host.slots for host in named)
+    shared = host_memory // slots
+    spec = ClusterSpec(
+        name=config.name,
+        hosts=named,
+        accelerator=config.accelerator,
+        device_name=config.device_name,
+        device_memory_bytes=shared if config.device_memory_gib is None else round(config.device_memory_gib * GIB),
+        device_context_bytes=round(config.device_context_gib * GIB),
+        host_memory_bytes=host_memory,
+        nvme_bytes=None if config.nvme_gib is None else round(config.nvme_gib * GIB),
+        precisions=frozenset(config.precisions),
+        peak_flops=peak_flops(config),
+        memory_bandwidth=_bytes_per_second(config.memory_bandwidth_gbps),
+        device_link_bandwidth=_bytes_per_second(config.device_link_gbps),
+        host_link_bandwidth=_bytes_per_second(config.host_link_gbps),
+        network_bandwidth=_bytes_per_second(config.network_gbps),
+    )
+    return spec, []
+
+
+def _named_hosts(count: int, slots: int) -> tuple[Host, ...]:
+    if count == 1:
+        return (Host(name="localhost", slots=slots),)
+    return tuple(Host(name=f"host-{number}", slots=slots) for number in range(1, count + 1))
+
+
+MAX_HOSTS = 10_000
+MAX_DEVICES_PER_HOST = 1_024
+_LARGEST_GIB = 1e9
+
+
+def _size_findings(config: ClusterConfig, hosts: Sequence[Host] | None) -> Iterator[Finding]:
+    if hosts is None:
+        counts = (("hosts", config.hosts, MAX_HOSTS), ("devices_per_host", config.devices_per_host, MAX_DEVICES_PER_HOST))
+        for name, value, most in counts:
+            if not 1 <= value <= most:
+                yield error(
+                    "cluster-size",
+                    f"cluster.{name}",
+                    f"{value} is not a number from 1 to {most}",
+                    f"set cluster.{name}={min(max(value, 1), most)}",
+                )
+    elif sum(host.slots for host in hosts) < 1 or any(host.slots < 0 for host in hosts):
+        listed = ", ".join(f"{host.name} slots={host.slots}" for host in hosts) or "no host"
+        yield error(
+            "cluster-size", "cluster.hostfile", f"it gives no device to run on: {listed}", "give each host slots=1 or more"
+        )
+    yield from _memory_findings(config)
+
+
+def _memory_findings(config: ClusterConfig) -> Iterator[Finding]:
+    sizes = {
+        "device_memory_gib": config.device_memory_gib,
+        "host_memory_gib": config.host_memory_gib,
+        "nvme_gib": config.nvme_gib,
+    }
+    for name, size in sizes.items():
+        if size is not None and not 0 < size <= _LARGEST_GIB:
+            yield error(
+                "cluster-size",
+                f"cluster.{name}",
+                f"{size} GiB is not a size",
+                f"set cluster.{name} to the real size, or to null",
+            )
+    if not 0 <= config.device_context_gib <= _LARGEST_GIB:
+        yield error(
+            "cluster-size",
+            "cluster.device_context_gib",
+            f"{config.device_context_gib} GiB is not a size",
+            "set cluster.device_context_gib=0 or more",
+        )
+    if config.device_memory_gib is None and config.accelerator is not Accelerator.cpu:
+        yield error(
+            "cluster-size",
+            "cluster.device_memory_gib",
+            f"the memory of one {config.device_name} is not given, and only a CPU's is measured",
+            "set cluster.device_memory_gib to what torch reports, in GiB",
+        )
+
+
+def peak_flops(config: ClusterConfig) -> Mapping[Precision, float]:
+    """Dense peak of one device, FLOP/s, in the formats where it is known."""
+    tflops = {
+        Precision.bf16: config.bf16_tflops,
+        Precision.fp16: config.fp16_tflops,
+        Precision.fp32: config.fp32_tflops,
+    }
+    return MappingProxyType({precision: value * 1e12 for precision, value in tflops.items() if value is not None})
+
+
+def _bytes_per_second(gigabytes: float | None) -> float | None:
+    return None if gigabytes is None else gigabytes * GB

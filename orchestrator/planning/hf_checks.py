@@ -1,0 +1,207 @@
+"""What can be wrong with a Hugging Face config of a known family. Everything is reported, not only the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType, NoneType
+from typing import Any, TypeAlias
+
+from orchestrator.config.schema import ModelConfig
+from orchestrator.findings import Finding, error
+from orchestrator.planning.families import ACTIVATIONS, SIZES, FamilyFacts
+
+Sizes: TypeAlias = dict[str, int]
+"""Standard name of a size -> its value."""
+
+_ROPE_REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "default": (),
+        "linear": ("factor",),
+        "dynamic": ("factor",),
+        "yarn": ("factor",),
+        "longrope": ("short_factor", "long_factor"),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    }
+)
+_POSITIVE = frozenset({"initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"})
+_ROPE_NUMBERS = frozenset({"rope_theta", "factor", "partial_rotary_factor", "low_freq_factor", "high_freq_factor"})
+_REFUSED = MappingProxyType(
+    {
+        "add_cross_attention": "a decoder with cross attention is not a causal language model",
+        "is_encoder_decoder": "an encoder-decoder is not a causal language model",
+        "quantization_config": "quantized weights cannot be trained",
+        "per_layer_config": "layers of different shapes are not supported",
+    }
+)
+
+
+def read_sizes(
+    hf_config: Mapping[str, Any], facts: FamilyFacts, claims: Mapping[str, int], file: str | None
+) -> tuple[Sizes, list[Finding]]:
+    """Every size of the model by its standard name, and findings for those that are missing, no sizes, or do not fit together.
+
+    ``claims`` are sizes without an entry in the family's Hugging Face config; they must equal what Hugging Face derives.
+    """
+    sizes: Sizes = {}
+    findings: list[Finding] = []
+    for name, key in facts.size_keys.items():
+        value = hf_config.get(key, facts.optional_sizes.get(name))
+        if value is None:
+            if name not in facts.optional_sizes:
+                findings.append(_missing(name, key, file))
+        elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            message = f"{_spelt(name, key, file)} is {value!r}, not a whole number above 0"
+            findings.append(error("model-size", _field(name, file), message, "give a positive whole number"))
+        else:
+            sizes[name] = value
+    findings += _head_findings(sizes, facts, file)
+    if "hidden_size" in sizes and "num_attention_heads" in sizes:
+        _derive_sizes(sizes, facts)
+        findings += _claim_findings(sizes, claims, facts)
+    return sizes, findings
+
+
+def entry_findings(
+    hf_config: Mapping[str, Any], facts: FamilyFacts, *, dropout: float, head_dim: int | None, file: str | None
+) -> Iterator[Finding]:
+    """Findings about the entries that are no sizes: activation, rotary embedding, dropout, tied weights."""
+    if not 0 <= dropout < 1:
+        yield error(
+            "model-dropout", "model.dropout", f"model.dropout={dropout} is not a probability", "choose 0 <= dropout < 1"
+        )
+    for key, value in hf_config.items():
+        if key in facts.extra_keys and not _is_one_of(value, facts.extra_keys[key]):
+            yield _wrong_type(key, value, facts, _entry_field(key, file))
+        elif key in _POSITIVE and not value > 0:
+            yield error("model-entry", _entry_field(key, file), f"{key}={value} is not above 0", "give a positive number")
+    activation = hf_config.get(facts.activation_key, facts.activation)
+    if isinstance(activation, str) and activation not in ACTIVATIONS:
+        message = f"{facts.activation_key} is {activation!r}; known are {', '.join(ACTIVATIONS)}"
+        near = get_close_matches(activation, list(ACTIVATIONS), n=1)
+        fix = f"did you mean {near[0]!r}?" if near else f"{facts.model_type} models use {facts.activation!r}"
+        yield error("model-activation", _entry_field(facts.activation_key, file), message, fix)
+    tie = hf_config.get("tie_word_embeddings")
+    if tie is not None and not isinstance(tie, bool):
+        message = f"tie_word_embeddings is {tie!r}, not true or false"
+        yield error("model-entry", _field("tie_word_embeddings", file), message, "write true or false")
+    for key, reason in _REFUSED.items():
+        if hf_config.get(key):
+            yield error("model-entry", _entry_field(key, file), f"{key} is set: {reason}", "choose a plain decoder")
+    if not facts.learned_positions:
+        yield from _rope_findings(hf_config, facts, head_dim, file)
+
+
+def extra_findings(config: ModelConfig, base: Mapping[str, Any], facts: FamilyFacts) -> Iterator[tuple[str, Finding]]:
+    """Entries of ``model.hf_config`` that do not exist, have a wrong type or contradict the rest, and what is wrong with them.
+
+    ``base`` holds the shape that the size options or ``config.json`` give. Beyond the shape, an extra replaces an entry of
+    the file.
+    """
+    names = {key: name for name, key in facts.size_keys.items()} | {"tie_word_embeddings": "tie_word_embeddings"}
+    for key, value in config.hf_config.items():
+        field = f"model.hf_config.{key}"
+        if key in names or key == "model_type":
+            stated = base.get(key)
+            if stated is not None and stated != value:
+                owner = config.config_path or f"model.{'family' if key == 'model_type' else names[key]}"
+                message = f"{field}={value} contradicts {owner}, which says {stated}"
+                yield key, error("model-contradiction", field, message, f"remove {field}")
+        elif key in facts.dropout_keys:
+            if value != config.dropout:
+                message = f"{field}={value} contradicts model.dropout={config.dropout}"
+                yield key, error("model-contradiction", field, message, f"remove {field} and set model.dropout")
+        elif key not in facts.extra_keys:
+            known = sorted({*facts.extra_keys, *names})
+            near = get_close_matches(key, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"entries of {facts.model_type} are {', '.join(known)}"
+            yield key, error("model-entry", field, f"{facts.model_type} models have no {key!r}", fix)
+        elif not _is_one_of(value, facts.extra_keys[key]):
+            yield key, _wrong_type(key, value, facts, field)
+
+
+def _derive_sizes(sizes: Sizes, facts: FamilyFacts) -> None:
+    """Fill in the sizes that follow from hidden_size and num_attention_heads, as Hugging Face does."""
+    hidden_size, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    sizes.setdefault("num_key_value_heads", heads)
+    sizes.setdefault("head_dim", hidden_size // heads)
+    if "intermediate_size" in facts.optional_sizes:
+        sizes.setdefault("intermediate_size", 4 * hidden_size)
+
+
+def _head_findings(sizes: Sizes, facts: FamilyFacts, file: str | None) -> Iterator[Finding]:
+    heads = sizes.get("num_attention_heads", 1)
+    hidden_size = sizes.get("hidden_size", heads)
+    if hidden_size % heads and (facts.hidden_size_divides_by_heads or "head_dim" not in sizes):
+        message = f"hidden_size={hidden_size} is not a multiple of num_attention_heads={heads}"
+        fix = f"choose a hidden_size that is a multiple of {heads}"
+        if not facts.hidden_size_divides_by_heads:
+            fix += ", or set head_dim"
+        yield error("model-heads", _field("num_attention_heads", file), message, fix)
+    key_value_heads = sizes.get("num_key_value_heads", heads)
+    if "num_attention_heads" in sizes and heads % key_value_heads:
+        message = f"num_attention_heads={heads} is not a multiple of num_key_value_heads={key_value_heads}"
+        divisors = ", ".join(str(divisor) for divisor in range(1, heads + 1) if heads % divisor == 0)
+        yield error("model-heads", _field("num_key_value_heads", file), message, f"choose one of {divisors}")
+
+
+def _claim_findings(sizes: Sizes, claims: Mapping[str, int], facts: FamilyFacts) -> Iterator[Finding]:
+    for name in SIZES:
+        if name in claims and claims[name] != sizes[name]:
+            message = f"model.{name}={claims[name]}, but {facts.model_type} models always have {sizes[name]} here"
+            yield error("model-contradiction", f"model.{name}", message, f"set model.{name}=null")
+
+
+def _rope_findings(
+    hf_config: Mapping[str, Any], facts: FamilyFacts, head_dim: int | None, file: str | None
+) -> Iterator[Finding]:
+    if facts.rotary_fraction is None and head_dim is not None and head_dim % 2:
+        message = f"head_dim={head_dim} is odd, and rotary embeddings turn pairs"
+        yield error("model-heads", _field("head_dim", file), message, "choose an even head_dim")
+    key = "rope_scaling" if hf_config.get("rope_scaling") else "rope_parameters"
+    rope = hf_config.get(key) or {}
+    field = _entry_field(key, file)
+    if not isinstance(rope, Mapping):
+        return
+    for entry in sorted(_ROPE_NUMBERS & rope.keys()):
+        if not _is_one_of(rope[entry], (int, float)):
+            yield error("model-rope", field, f"{entry} of {key} is {rope[entry]!r}, not a number", "give a number")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(rope_type, str) or rope_type not in _ROPE_REQUIRED:
+        message = f"the rope_type of {key} is {rope_type!r}; known are {', '.join(_ROPE_REQUIRED)}"
+        yield error("model-rope", field, message, "choose a known rope_type")
+        return
+    missing = [entry for entry in _ROPE_REQUIRED[rope_type] if entry not in rope]
+    if missing:
+        message = f"{key} of type {rope_type!r} lacks {', '.join(missing)}"
+        yield error("model-rope", field, message, f"add {', '.join(missing)}")
+
+
+def _missing(name: str, key: str, file: str | None) -> Finding:
+    place = "the config.json" if file else f"model.{name}"
+    fix = f"add {key} to {file}" if file else f"set model.{name}, or choose a model preset"
+    return error("model-size", _field(name, file), f"{key} is missing in {place}" if file else f"{place} is missing", fix)
+
+
+def _spelt(name: str, key: str, file: str | None) -> str:
+    return f"{key} in {file}" if file else f"model.{name}"
+
+
+def _field(name: str, file: str | None) -> str:
+    return "model.config_path" if file else f"model.{name}"
+
+
+def _entry_field(key: str, file: str | None) -> str:
+    return "model.config_path" if file else f"model.hf_config.{key}"
+
+
+def _wrong_type(key: str, value: Any, facts: FamilyFacts, field: str) -> Finding:
+    kinds = " or ".join("null" if kind is NoneType else kind.__name__ for kind in facts.extra_keys[key])
+    message = f"{key}={value!r} is a {type(value).__name__}, not {kinds}"
+    return error("model-entry", field, message, f"give a {kinds}")
+
+
+def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds)

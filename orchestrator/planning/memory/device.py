@@ -1,0 +1,122 @@
+"""Peak memory of the ranks of one pipeline stage, by phase of an optimizer step and by component."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.planning.memory.activations import (
+    Pass,
+    pipeline_buffer_bytes,
+    stage_activation_bytes,
+    stage_logits_bytes,
+    stage_working_bytes,
+)
+from orchestrator.planning.memory.buffers import (
+    gathered_parameter_bytes,
+    gradient_copy_bytes,
+    optimizer_step_bytes,
+    reduce_bucket_bytes,
+    reduction_copy_bytes,
+    workspace_bytes,
+)
+from orchestrator.planning.memory.shape import RankShape
+from orchestrator.planning.memory.states import (
+    device_states,
+    resident_gradient_bytes,
+    step_gradient_bytes,
+    whole_gradient_bytes,
+)
+from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.planning.parameters import Size
+from orchestrator.planning.partition import Stage
+
+
+class Phase(StrEnum):
+    """Moments of an optimizer step at which memory can peak."""
+
+    loss = "loss"
+    """The end of the forward pass: every activation, and the logits."""
+    backward = "backward"
+    """The first layer's backward pass: every activation, the layer's own tensors, the first buckets."""
+    reduction = "reduction"
+    """The end of the last backward pass: no activations, whole gradients and their copies on the way to other ranks."""
+    step = "step"
+    """The optimizer's update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    """What one stage has to do in a step. Micro-batch counts may be numpy arrays."""
+
+    stage: Stage
+    shape: RankShape
+    in_flight: Size
+    """Micro-batches whose activations are kept at once."""
+    data_parallel_size: Size
+    pipeline_parallel_size: int
+    accumulates: bool
+    """Whether a step has more than one micro-batch."""
+
+
+def phase_components(
+    spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass
+) -> Mapping[Phase, Mapping[str, Size]]:
+    """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
+    shape, dp = load.shape, load.data_parallel_size
+    states = device_states(settings, num_parameters=shape.parameters, data_parallel_size=dp)
+    permanent = {
+        "parameters": states.parameters,
+        "optimizer_states": states.optimizer_states,
+        "workspace": workspace_bytes(settings),
+    }
+    bucket = reduce_bucket_bytes(settings, shape)
+    kept_bucket = bucket if settings.sharding_stage >= 3 else 0
+    copied = reduction_copy_bytes(settings, shape)
+    gathered = {"gathered_parameters": gathered_parameter_bytes(settings, shape, data_parallel_size=dp)}
+    copies = {"gradient_copies": gradient_copy_bytes(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)}
+    in_passes = {**permanent, **gathered, **_pass_components(spec, settings, load, passed)}
+    return {
+        Phase.loss: {
+            **in_passes,
+            "logits": stage_logits_bytes(spec, load.stage, passed),
+            "reduce_buckets": kept_bucket,
+        },
+        Phase.backward: {
+            **in_passes,
+            **copies,
+            "layer_working_memory": stage_working_bytes(spec, passed),
+            "reduce_buckets": bucket + (copied if settings.zero_stage >= 2 else 0),
+        },
+        Phase.reduction: {
+            **permanent,
+            **gathered,
+            **copies,
+            "gradients": whole_gradient_bytes(settings, num_parameters=shape.parameters, data_parallel_size=dp),
+            "reduce_buckets": bucket + copied,
+        },
+        Phase.step: {
+            **permanent,
+            "gradients": step_gradient_bytes(settings, num_parameters=shape.parameters, data_parallel_size=dp),
+            "reduce_buckets": kept_bucket,
+            "optimizer_step": optimizer_step_bytes(settings, shape, data_parallel_size=dp),
+        },
+    }
+
+
+def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
+    """What is there whenever all activations are."""
+    return {
+        "gradients": resident_gradient_bytes(
+            settings,
+            num_parameters=load.shape.parameters,
+            data_parallel_size=load.data_parallel_size,
+            accumulates=load.accumulates,
+        ),
+        "activations": stage_activation_bytes(spec, load.stage, passed, in_flight=load.in_flight),
+        "pipeline_buffers": pipeline_buffer_bytes(
+            spec, passed, in_flight=load.in_flight, pipeline_parallel_size=load.pipeline_parallel_size
+        ),
+    }

@@ -1,0 +1,147 @@
+"""Model states: parameters, gradients and optimizer states of one rank.
+
+Every count may be a number or a numpy array; arrays broadcast. The bytes a parameter, read in DeepSpeed 0.19.8 and counted in
+its engines by the tests (N = data-parallel size, a = bytes of the gradient accumulation format):
+
+=====================  ==========  =========  =====================
+wrapper                parameters  gradients  optimizer states
+=====================  ==========  =========  =====================
+fp32, no ZeRO          4           4          8
+16 bit, no ZeRO        2           2          12
+BF16_Optimizer         2           a          12/N
+ZeRO-1                 2           a          12/N
+ZeRO-2                 2           a/N        12/N
+ZeRO-3                 2/N         a/N        12/N
+fp32, ZeRO-1           4           4          12/N (it keeps a copy)
+=====================  ==========  =========  =====================
+
+With 16-bit gradients this is 16 bytes a parameter in all: the arithmetic of the ZeRO paper (Rajbhandari et al., 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.config.schema import OffloadDevice
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
+from orchestrator.planning.broadcast import choose
+from orchestrator.planning.parameters import Size, ceil_divide
+from orchestrator.units import DTYPE_BYTES
+
+MASTER_BYTES = 4
+"""The fp32 copy of a parameter that the optimizer updates."""
+MOMENT_BYTES = 8
+"""Adam's two fp32 moments of a parameter."""
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStates:
+    """Bytes of one rank's model states."""
+
+    parameters: Size
+    gradients: Size
+    optimizer_states: Size
+
+    @property
+    def total(self) -> Size:
+        """All three."""
+        return self.parameters + self.gradients + self.optimizer_states
+
+
+def model_state_bytes(
+    num_parameters: Size,
+    *,
+    zero_stage: Size,
+    data_parallel_size: Size = 1,
+    tensor_parallel_size: Size = 1,
+    pipeline_parallel_size: Size = 1,
+    dtype_bytes: int = 2,
+    grad_dtype_bytes: int = 2,
+) -> ModelStates:
+    """States of a rank that holds an equal share of ``num_parameters``, wherever they are kept.
+
+    Tensor and pipeline parallelism divide the parameters, ZeRO the states of what is left over the data-parallel ranks:
+    optimizer states from stage 1, gradients from stage 2, parameters at stage 3. The source is section 3 of the ZeRO paper,
+    with the exceptions of the module's table.
+    """
+    local = ceil_divide(num_parameters, tensor_parallel_size * pipeline_parallel_size)
+    shard = ceil_divide(local, data_parallel_size)
+    master = choose(zero_stage >= 1, MASTER_BYTES, 0) if dtype_bytes == FP32_BYTES else MASTER_BYTES
+    return ModelStates(
+        parameters=choose(zero_stage >= 3, shard, local) * dtype_bytes,
+        gradients=choose(zero_stage >= 2, shard, local) * grad_dtype_bytes,
+        optimizer_states=choose(zero_stage >= 1, shard, local) * (master + MOMENT_BYTES),
+    )
+
+
+def rank_states(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> ModelStates:
+    """States of a rank that holds ``num_parameters`` after tensor and pipeline parallelism, wherever they are kept."""
+    return model_state_bytes(
+        num_parameters,
+        zero_stage=settings.sharding_stage,
+        data_parallel_size=data_parallel_size,
+        dtype_bytes=DTYPE_BYTES[settings.dtype],
+        grad_dtype_bytes=DTYPE_BYTES[settings.grad_accum_dtype],
+    )
+
+
+def device_states(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> ModelStates:
+    """What of ``rank_states`` stays on the device: the rest is in host RAM or on NVMe."""
+    states = rank_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
+    return ModelStates(
+        parameters=0 if _offloads_parameters(settings) else states.parameters,
+        gradients=0 if gradients_leave_device(settings) else states.gradients,
+        optimizer_states=0 if settings.offloads_optimizer else states.optimizer_states,
+    )
+
+
+def gradients_leave_device(settings: DeepSpeedSettings) -> bool:
+    """Whether gradients are accumulated in host RAM.
+
+    They follow an offloaded optimizer at stage 3, and at stage 2 when they are accumulated in the model's format. ZeRO-1
+    holds them on the device until they are reduced, and stages 1 and 2 accumulate in another format on the device.
+    """
+    if settings.offload_optimizer_device is OffloadDevice.none:
+        return False
+    return settings.zero_stage >= 3 or (settings.zero_stage == 2 and not mixes_gradient_formats(settings))
+
+
+def mixes_gradient_formats(settings: DeepSpeedSettings) -> bool:
+    """Whether gradients are accumulated in another format than the backward pass makes them in."""
+    return settings.grad_accum_dtype is not settings.dtype
+
+
+def resident_gradient_bytes(
+    settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size, accumulates: bool
+) -> Size:
+    """Gradients on the device while a backward pass begins, when activations are at their peak.
+
+    Without accumulation the gradients that are whole on each rank are made as activations go. With it those of the earlier
+    micro-batches are there: BF16_Optimizer keeps its fp32 buffer all the time and the 16-bit gradients until the step.
+    """
+    gradients = device_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size).gradients
+    if settings.optimizer_wrapper is OptimizerWrapper.bf16:
+        return gradients + (num_parameters * DTYPE_BYTES[settings.dtype] if accumulates else 0)
+    return gradients if accumulates or settings.sharding_stage >= 2 else 0
+
+
+def whole_gradient_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> Size:
+    """Gradients on the device at the end of the last backward pass."""
+    gradients = device_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size).gradients
+    if settings.optimizer_wrapper is OptimizerWrapper.bf16:
+        return gradients + num_parameters * DTYPE_BYTES[settings.dtype]
+    return gradients
+
+
+def step_gradient_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> Size:
+    """Gradients on the device during the optimizer step: ZeRO-1 and 2 have let go of all but this rank's shard."""
+    if settings.optimizer_wrapper is not OptimizerWrapper.zero12:
+        return whole_gradient_bytes(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
+    if settings.offloads_optimizer and not mixes_gradient_formats(settings):
+        return 0
+    return ceil_divide(num_parameters, data_parallel_size) * DTYPE_BYTES[settings.grad_accum_dtype]
+
+
+def _offloads_parameters(settings: DeepSpeedSettings) -> bool:
+    return settings.offloads_parameters and settings.zero_stage >= 3

@@ -1,0 +1,127 @@
+"""Kinds of changes that save memory, the cheapest in speed first: what ``fixes`` tries on a plan that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from orchestrator.config.schema import Accelerator, OffloadDevice, RecomputePolicy, RunConfig
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
+from orchestrator.planning.cluster_spec import Host
+from orchestrator.planning.plan import Plan
+
+HOSTS = "cluster.hosts"
+DEVICES_PER_HOST = "cluster.devices_per_host"
+MICRO_BATCH = "training.train_micro_batch_size_per_gpu"
+TENSOR = "parallelism.tensor_parallel_size"
+PIPELINE = "parallelism.pipeline_parallel_size"
+
+MOST_HOSTS = 1024
+"""Hosts that are suggested at most."""
+SMALL_BUCKET = 50_000_000
+SMALL_LIVE_PARAMETERS = 100_000_000
+
+Values: TypeAlias = Mapping[str, Any]
+"""Dotted option -> its new value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One kind of change. ``steps`` go from the mildest to the strongest; ``meaning`` is said to the user."""
+
+    meaning: str
+    steps: tuple[Values, ...]
+
+
+def possible_moves(config: RunConfig, plan: Plan, hosts: Sequence[Host] | None) -> list[Move]:
+    """The moves that ``config`` has not made yet. Hosts of a hostfile (``hosts``) cannot be made more."""
+    moves = [
+        Move(meaning="activations are computed again", steps=_recompute(config)),
+        Move(meaning="a smaller micro-batch", steps=_micro_batches(plan)),
+        Move(meaning="ZeRO shards more", steps=_zero_stages(config, plan)),
+        Move(meaning="smaller buckets", steps=_buckets(plan.settings)),
+        Move(
+            meaning="gradients travel as they are accumulated, without a copy in another format",
+            steps=_communication_format(plan.settings),
+        ),
+        *_offload(plan.settings),
+        *_layouts(plan),
+    ]
+    if hosts is None:
+        moves += _clusters(config)
+    return [move for move in moves if move.steps]
+
+
+def _recompute(config: RunConfig) -> tuple[Values, ...]:
+    if config.activation_checkpointing.policy is RecomputePolicy.full:
+        return ()
+    return ({"activation_checkpointing.policy": RecomputePolicy.full},)
+
+
+def _micro_batches(plan: Plan) -> tuple[Values, ...]:
+    assert plan.layout is not None
+    size = plan.layout.train_micro_batch_size_per_gpu
+    return tuple({MICRO_BATCH: size >> shift} for shift in range(1, size.bit_length()))
+
+
+def _zero_stages(config: RunConfig, plan: Plan) -> tuple[Values, ...]:
+    assert plan.layout is not None
+    highest = 1 if plan.layout.pipeline_parallel_size > 1 else 3
+    return tuple({"zero.stage": stage} for stage in range(config.zero.stage + 1, highest + 1))
+
+
+def _buckets(settings: DeepSpeedSettings) -> tuple[Values, ...]:
+    values: dict[str, Any] = {}
+    if settings.reduce_bucket_size > SMALL_BUCKET:
+        values["zero.reduce_bucket_size"] = SMALL_BUCKET
+    if settings.stage3_max_live_parameters > SMALL_LIVE_PARAMETERS:
+        values["zero.stage3_max_live_parameters"] = SMALL_LIVE_PARAMETERS
+        values["zero.stage3_max_reuse_distance"] = SMALL_LIVE_PARAMETERS
+    return (values,) if values and settings.zero_stage > 0 else ()
+
+
+def _communication_format(settings: DeepSpeedSettings) -> tuple[Values, ...]:
+    """BF16_Optimizer copies its whole gradient buffer into the format that travels, unless it is its own."""
+    if settings.optimizer_wrapper is not OptimizerWrapper.bf16:
+        return ()
+    if settings.communication_data_type is settings.grad_accum_dtype:
+        return ()
+    return ({"communication.communication_data_type": settings.grad_accum_dtype},)
+
+
+def _offload(settings: DeepSpeedSettings) -> Iterator[Move]:
+    """Nothing leaves a CPU: its host RAM is what it has."""
+    if settings.accelerator is Accelerator.cpu:
+        return
+    if not settings.offloads_optimizer:
+        yield Move(meaning="optimizer states in host RAM", steps=({"offload.optimizer_device": OffloadDevice.cpu},))
+    if not settings.offloads_parameters:
+        yield Move(meaning="parameters in host RAM", steps=({"offload.param_device": OffloadDevice.cpu},))
+
+
+def _layouts(plan: Plan) -> Iterator[Move]:
+    """More tensor-parallel ranks inside a host, and more pipeline stages."""
+    layout, model, cluster = plan.layout, plan.model, plan.cluster
+    assert layout is not None and model is not None and cluster is not None
+    tensor = _doublings(layout.tensor_parallel_size, cluster.devices_per_host)
+    yield Move(meaning="more tensor-parallel ranks", steps=tuple({TENSOR: size} for size in tensor))
+    pipeline = _doublings(layout.pipeline_parallel_size, min(model.num_hidden_layers, layout.world_size))
+    yield Move(meaning="more pipeline stages", steps=tuple({PIPELINE: size} for size in pipeline))
+
+
+def _clusters(config: RunConfig) -> Iterator[Move]:
+    """Fewer processes that share a CPU's host, and the powers of two of hosts above those there are."""
+    cluster = config.cluster
+    if cluster.accelerator is Accelerator.cpu:
+        fewer = range(cluster.devices_per_host - 1, 0, -1)
+        yield Move(meaning="fewer processes on a host", steps=tuple({DEVICES_PER_HOST: count} for count in fewer))
+    powers = range(cluster.hosts.bit_length(), MOST_HOSTS.bit_length())
+    yield Move(meaning="more hosts", steps=tuple({HOSTS: 1 << power} for power in powers))
+
+
+def _doublings(size: int, most: int) -> list[int]:
+    sizes = []
+    while (size := 2 * size) <= most:
+        sizes.append(size)
+    return sizes

@@ -1,0 +1,117 @@
+"""The plan of a run: everything that follows from the configuration, and everything that speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from orchestrator.config.schema import RunConfig
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, resolve_settings
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import Finding, Severity, has_error
+from orchestrator.planning.capacity import CAPACITY_RULES, capacity_findings
+from orchestrator.planning.cluster_spec import ClusterSpec, Host, cluster_spec_from_config
+from orchestrator.planning.layout import ParallelLayout, layout_from_config
+from orchestrator.planning.memory.estimate import MemoryEstimate, estimate_memory
+from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
+from orchestrator.planning.partition import Partition, partition_layers
+from orchestrator.planning.rules.check import check_rules, forbids_estimate
+from orchestrator.planning.rules.registry import RuleContext
+
+Verdict = Literal["feasible", "infeasible", "invalid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A finished plan. What could not be established is ``None``, and a finding says why."""
+
+    model: ModelSpec | None
+    cluster: ClusterSpec | None
+    layout: ParallelLayout | None
+    settings: DeepSpeedSettings
+    partition: Partition | None
+    memory: MemoryEstimate | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """``invalid``: a rule is broken; ``infeasible``: legal, but something does not fit; else ``feasible``."""
+        errors = [finding for finding in self.findings if finding.severity is Severity.error]
+        if not errors:
+            return "feasible"
+        return "infeasible" if all(finding.rule in CAPACITY_RULES for finding in errors) else "invalid"
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run may start."""
+        return self.verdict == "feasible"
+
+    def with_findings(self, findings: Sequence[Finding]) -> Plan:
+        """This plan with further findings, for callers that know more rules than the planner."""
+        return replace(self, findings=(*self.findings, *findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of ``validate output=json``."""
+        return {
+            "verdict": self.verdict,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "layout": None if self.layout is None else self.layout.to_dict(),
+            "memory": None if self.memory is None else self.memory.to_dict(),
+            "time": None,
+        }
+
+
+def make_plan(
+    config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int, earlier_findings: Sequence[Finding] = ()
+) -> Plan:
+    """Plan ``config``. Never raises for what a user can get wrong: all of it is among the findings.
+
+    ``hosts`` is what a hostfile said and ``machine_memory_bytes`` this machine's RAM (see ``cluster_spec_from_config``).
+    ``earlier_findings`` are those of reading the hostfile; with an error among them the hosts are not known.
+    """
+    settings = resolve_settings(config)
+    findings = list(earlier_findings)
+    model, problems = _model(config)
+    findings += problems
+    cluster, problems = _cluster(config, hosts, machine_memory_bytes, earlier_findings)
+    findings += problems
+    layout, problems = (None, []) if cluster is None else layout_from_config(config, cluster.num_devices)
+    findings += problems
+    context = RuleContext(
+        config=config, settings=settings, established_model=model, established_cluster=cluster, established_layout=layout
+    )
+    broken = check_rules(context)
+    findings += broken
+    partition: Partition | None = None
+    memory: MemoryEstimate | None = None
+    if model is not None and cluster is not None and layout is not None and not forbids_estimate(broken):
+        partition = partition_layers(
+            model, pipeline_parallel_size=layout.pipeline_parallel_size, method=config.parallelism.partition_method
+        )
+        memory = estimate_memory(config, spec=model, cluster=cluster, layout=layout, settings=settings, partition=partition)
+        findings += capacity_findings(config, layout, memory)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        settings=settings,
+        partition=partition,
+        memory=memory,
+        findings=tuple(findings),
+    )
+
+
+def _model(config: RunConfig) -> tuple[ModelSpec | None, list[Finding]]:
+    try:
+        return model_spec_from_config(config.model), []
+    except ConfigurationError as problem:
+        return None, list(problem.findings)
+
+
+def _cluster(
+    config: RunConfig, hosts: Sequence[Host] | None, machine_memory_bytes: int, earlier_findings: Sequence[Finding]
+) -> tuple[ClusterSpec | None, list[Finding]]:
+    if has_error(earlier_findings):
+        return None, []
+    return cluster_spec_from_config(config.cluster, hosts=hosts, machine_memory_bytes=machine_memory_bytes)

@@ -1,0 +1,87 @@
+"""Rules about offload. DeepSpeed accepts most of what is wrong here in silence and does something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.config.schema import OffloadDevice
+from orchestrator.findings import Finding, error, info
+from orchestrator.planning.memory.shape import largest_parameter
+from orchestrator.planning.parameters import ceil_divide
+from orchestrator.planning.rules.registry import Fact, RuleContext, rule
+
+
+@rule("offload-optimizer-stage", "optimizer offload needs ZeRO stage 1", concerns_memory=True)
+def optimizer_stage(context: RuleContext) -> Iterator[Finding]:
+    """At stage 0 the states would stay on the device."""
+    device = context.config.offload.optimizer_device
+    if device is not OffloadDevice.none and context.config.zero.stage == 0:
+        yield error(
+            "offload-optimizer-stage",
+            "offload.optimizer_device",
+            f"{device.value} needs ZeRO stage 1 or higher, and zero.stage=0",
+            "set zero.stage=1, or offload.optimizer_device=none",
+        )
+
+
+@rule("offload-param-stage", "parameter offload needs ZeRO stage 3", concerns_memory=True)
+def param_stage(context: RuleContext) -> Iterator[Finding]:
+    """Below stage 3 the parameters would stay on the device."""
+    device, stage = context.config.offload.param_device, context.config.zero.stage
+    if device is not OffloadDevice.none and stage < 3:
+        yield error(
+            "offload-param-stage",
+            "offload.param_device",
+            f"{device.value} needs ZeRO stage 3, and zero.stage={stage}",
+            "set zero.stage=3, or offload.param_device=none",
+        )
+
+
+@rule("nvme-stage", "NVMe needs ZeRO stage 3", concerns_memory=True)
+def nvme_stage(context: RuleContext) -> Iterator[Finding]:
+    """At stages 1 and 2 DeepSpeed would keep the optimizer states in host RAM."""
+    stage = context.config.zero.stage
+    if context.config.offload.optimizer_device is OffloadDevice.nvme and stage in (1, 2):
+        yield error(
+            "nvme-stage",
+            "offload.optimizer_device",
+            f"nvme needs ZeRO stage 3, and zero.stage={stage}",
+            "set zero.stage=3, or offload.optimizer_device=cpu",
+        )
+
+
+@rule("nvme-path", "NVMe needs a folder on a local disk")
+def nvme_path(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed notices a missing path only when it writes, and the path must be the same on every host."""
+    offload = context.config.offload
+    used = [name for name in ("optimizer_device", "param_device") if getattr(offload, name) is OffloadDevice.nvme]
+    if used and not offload.nvme_path:
+        named = " and ".join(f"offload.{name}" for name in used)
+        yield error(
+            "nvme-path",
+            "offload.nvme_path",
+            f"{named} is nvme, and there is no path to a disk",
+            "set offload.nvme_path=/a/folder/on/a/local/nvme/disk",
+        )
+    if not used and offload.nvme_path:
+        yield info(
+            "nvme-path", "offload.nvme_path", "it has no effect: nothing is offloaded to nvme", "set offload.nvme_path=null"
+        )
+
+
+@rule("nvme-param-buffer", "the largest parameter partition fits in a swap buffer", Fact.model, Fact.layout)
+def nvme_param_buffer(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed refuses a larger one when it starts; it is the token embedding in most models."""
+    offload = context.config.offload
+    if offload.param_device is not OffloadDevice.nvme or context.config.zero.stage != 3:
+        return
+    model, layout = context.model, context.layout
+    largest = largest_parameter(model, tensor_parallel_size=layout.tensor_parallel_size)
+    partition = ceil_divide(largest, layout.data_parallel_size)
+    if partition > offload.param_buffer_size:
+        yield error(
+            "nvme-param-buffer",
+            "offload.param_buffer_size",
+            f"the largest parameter partition has {partition} elements, a buffer {offload.param_buffer_size}",
+            f"set offload.param_buffer_size={partition}",
+        )

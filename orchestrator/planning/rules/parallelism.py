@@ -1,0 +1,103 @@
+"""Rules about tensor parallelism: what must divide, and where its ranks should be.
+
+What must divide is also checked on the options themselves when no model can be made of them, so that all is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from orchestrator.findings import Finding, error, info, warning
+from orchestrator.planning.rules.registry import Fact, RuleContext, rule
+
+_SIZE = "parallelism.tensor_parallel_size"
+
+
+@rule("tensor-attention-heads", "query heads divide over the tensor-parallel ranks", concerns_memory=True)
+def attention_heads(context: RuleContext) -> Iterator[Finding]:
+    """Megatron gives each rank whole query heads."""
+    yield from _divides(context, "tensor-attention-heads", "num_attention_heads", "query heads")
+
+
+@rule("tensor-key-value-heads", "key heads divide over the ranks, or each is copied to several")
+def key_value_heads(context: RuleContext) -> Iterator[Finding]:
+    """Ranks that outnumber the key and value heads share them, each a copy."""
+    heads, tp = _size(context, "num_key_value_heads"), _tensor_parallel_size(context)
+    if heads is not None and tp is not None and heads < tp and tp % heads == 0:
+        yield info(
+            "tensor-key-value-heads",
+            "model.num_key_value_heads",
+            f"{heads} key and value heads over tensor_parallel_size={tp}: each is copied to {tp // heads} ranks",
+            f"nothing, or {_SIZE}={heads} to keep one copy",
+        )
+    else:
+        yield from _divides(context, "tensor-key-value-heads", "num_key_value_heads", "key and value heads")
+
+
+@rule("tensor-hidden-size", "hidden_size divides over the tensor-parallel ranks", concerns_memory=True)
+def hidden_size(context: RuleContext) -> Iterator[Finding]:
+    """Activations between pipeline stages are cut over the ranks along it."""
+    yield from _divides(context, "tensor-hidden-size", "hidden_size", "columns of the residual stream")
+
+
+@rule("tensor-intermediate-size", "intermediate_size divides over the ranks", concerns_memory=True)
+def intermediate_size(context: RuleContext) -> Iterator[Finding]:
+    """The MLP's first matrix is cut along it."""
+    yield from _divides(context, "tensor-intermediate-size", "intermediate_size", "columns of the MLP")
+
+
+@rule("tensor-vocabulary", "the vocabulary divides over the ranks, or is padded")
+def vocabulary(context: RuleContext) -> Iterator[Finding]:
+    """Padding is harmless: the rows that fill it up are never looked at."""
+    rows, tp = _size(context, "vocab_size"), _tensor_parallel_size(context)
+    if rows is not None and tp is not None and rows % tp:
+        padding = -rows % tp
+        yield info(
+            "tensor-vocabulary",
+            "model.vocab_size",
+            f"{rows} rows over tensor_parallel_size={tp} leave {rows % tp}: {padding} are added as padding",
+            "nothing",
+        )
+
+
+@rule("tensor-hosts", "a tensor-parallel group stays inside one host", Fact.cluster, Fact.layout)
+def tensor_hosts(context: RuleContext) -> Iterator[Finding]:
+    """Its ranks exchange activations twice in every layer, which only the links inside a host are made for."""
+    tp = context.layout.tensor_parallel_size
+    slots = sorted({host.slots for host in context.cluster.hosts})
+    if tp == 1 or len(context.cluster.hosts) == 1 or all(count % tp == 0 for count in slots):
+        return
+    inside = max(size for size in range(1, tp + 1) if all(count % size == 0 for count in slots) and tp % size == 0)
+    yield warning(
+        "tensor-hosts",
+        _SIZE,
+        f"{tp} ranks do not stay inside hosts of {', '.join(map(str, slots))} devices: every layer waits for the network",
+        f"set {_SIZE}={inside} and more pipeline stages",
+    )
+
+
+def _divides(context: RuleContext, name: str, field: str, things: str) -> Iterator[Finding]:
+    size, tp = _size(context, field), _tensor_parallel_size(context)
+    if size is None or tp is None or size % tp == 0:
+        return
+    yield error(
+        name,
+        f"model.{field}",
+        f"{size} {things} do not divide over tensor_parallel_size={tp}",
+        f"set {_SIZE}={gcd(size, tp)}, which divides {size}",
+    )
+
+
+def _size(context: RuleContext, field: str) -> int | None:
+    """A size of the model, or of the options when there is no model; ``None`` when it is not given or not a size."""
+    source = context.config.model if context.established_model is None else context.established_model
+    size: int | None = getattr(source, field)
+    if size is None and field == "num_key_value_heads":
+        size = source.num_attention_heads
+    return size if size is not None and size > 0 else None
+
+
+def _tensor_parallel_size(context: RuleContext) -> int | None:
+    size = context.config.parallelism.tensor_parallel_size
+    return size if size > 0 else None

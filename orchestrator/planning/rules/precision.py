@@ -1,0 +1,111 @@
+"""Rules about number formats and the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.config.schema import Accelerator, AttentionImplementation, Precision
+from orchestrator.findings import Finding, error, info, warning
+from orchestrator.planning.rules.registry import Fact, RuleContext, rule
+
+HIGHEST_SCALE_POWER = 20
+"""A higher initial loss scale only costs skipped steps: each halves it once."""
+
+
+@rule("device-precision", "the device computes in the format", Fact.cluster)
+def device_precision(context: RuleContext) -> Iterator[Finding]:
+    """Emulation is slow where it exists; DeepSpeed refuses fp16 on a CPU."""
+    dtype, known = context.config.precision.dtype, context.cluster.precisions
+    if dtype not in known:
+        listed = ", ".join(precision.value for precision in Precision if precision in known) or "none is listed"
+        best = next((precision for precision in (Precision.bf16, Precision.fp16, Precision.fp32) if precision in known), None)
+        yield error(
+            "device-precision",
+            "precision.dtype",
+            f"{context.cluster.device_name} does not compute in {dtype.value} (it does in: {listed})",
+            f"set precision.dtype={best.value}" if best else "list what the device can do in cluster.precisions",
+        )
+
+
+@rule("attention-kernel", "the attention kernel runs on the device and in the format", Fact.cluster)
+def attention_kernel(context: RuleContext) -> Iterator[Finding]:
+    """FlashAttention 2 is written for CUDA and for 16-bit numbers; elsewhere it fails in the first forward pass."""
+    kernel, dtype = context.config.model.attention_implementation, context.config.precision.dtype
+    if kernel is not AttentionImplementation.flash_attention_2:
+        return
+    field, fix = "model.attention_implementation", "set model.attention_implementation=sdpa"
+    if context.cluster.accelerator is not Accelerator.cuda:
+        message = f"{kernel} needs a CUDA device, {context.cluster.device_name} is none"
+        yield error("attention-kernel", field, message, fix)
+    if dtype not in (Precision.bf16, Precision.fp16):
+        message = f"{kernel} computes in bf16 and fp16 only, precision.dtype is {dtype}"
+        yield error("attention-kernel", field, message, f"{fix}, or precision.dtype=bf16")
+
+
+@rule("stage0-accumulation", "ZeRO stage 0 accumulates gradients in the model's format", concerns_memory=True)
+def stage0_accumulation(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed has no optimizer for the mix."""
+    precision = context.config.precision
+    asked = precision.grad_accum_dtype
+    if context.config.zero.stage == 0 and asked is not None and asked is not precision.dtype:
+        yield error(
+            "stage0-accumulation",
+            "precision.grad_accum_dtype",
+            f"{precision.dtype.value} gradients cannot be accumulated in {asked.value} at ZeRO stage 0",
+            f"set zero.stage=1, or precision.grad_accum_dtype={precision.dtype.value}",
+        )
+
+
+@rule("accumulation-precision", "gradients are accumulated in a format as good as the model's")
+def accumulation_precision(context: RuleContext) -> Iterator[Finding]:
+    """A format with less range or fewer digits loses what the backward pass computed."""
+    precision = context.config.precision
+    asked = precision.grad_accum_dtype
+    if context.config.zero.stage > 0 and asked not in (None, precision.dtype, Precision.fp32):
+        yield warning(
+            "accumulation-precision",
+            "precision.grad_accum_dtype",
+            f"{precision.dtype.value} gradients are accumulated in {asked}, which cannot hold them",
+            "set precision.grad_accum_dtype=fp32",
+        )
+
+
+@rule("pipeline-bf16-accumulation", "bf16 in a pipeline accumulates in fp32")
+def pipeline_bf16_accumulation(context: RuleContext) -> Iterator[Finding]:
+    """A pipeline sums many micro-batches, and at ZeRO stage 0 in bf16's eight bits."""
+    config = context.config
+    if config.parallelism.pipeline_parallel_size > 1 and config.precision.dtype is Precision.bf16 and config.zero.stage == 0:
+        yield warning(
+            "pipeline-bf16-accumulation",
+            "zero.stage",
+            "ZeRO stage 0 sums the pipeline's micro-batches in bf16, which loses small gradients",
+            "set zero.stage=1, which sums them in fp32",
+        )
+
+
+@rule("initial-loss-scale", "dynamic loss scaling does not start too high")
+def initial_loss_scale(context: RuleContext) -> Iterator[Finding]:
+    """Every halving on the way down is a skipped step."""
+    precision = context.config.precision
+    dynamic = precision.dtype is Precision.fp16 and precision.loss_scale == 0
+    if dynamic and precision.initial_scale_power > HIGHEST_SCALE_POWER:
+        wasted = precision.initial_scale_power - 16
+        yield warning(
+            "initial-loss-scale",
+            "precision.initial_scale_power",
+            f"2^{precision.initial_scale_power} overflows: about {wasted} steps are skipped until the loss scale is usable",
+            "set precision.initial_scale_power=16",
+        )
+
+
+@rule("loss-scale-format", "only fp16 scales the loss")
+def loss_scale_format(context: RuleContext) -> Iterator[Finding]:
+    """bf16 and fp32 have the range of fp32."""
+    precision = context.config.precision
+    if precision.dtype is not Precision.fp16 and precision.loss_scale not in (0, 1):
+        yield info(
+            "loss-scale-format",
+            "precision.loss_scale",
+            f"{precision.loss_scale} has no effect: {precision.dtype.value} needs no loss scale",
+            "set precision.loss_scale=0",
+        )

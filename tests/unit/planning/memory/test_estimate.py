@@ -1,0 +1,155 @@
+"""The estimate of a whole run."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.config.schema import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.planning.cluster_spec import Host
+from orchestrator.planning.memory.device import Phase
+from orchestrator.planning.memory.estimate import ALLOCATOR_SLACK
+from orchestrator.planning.memory.host import LAUNCHER_BYTES, PROCESS_BYTES
+from orchestrator.units import GIB
+from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, plan_of, run_config
+
+OFFLOAD = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "offload__param_device": OffloadDevice.cpu}
+
+
+def memory_of(hosts=None, **changes):
+    plan = plan_of(run_config(**changes), hosts=hosts)
+    assert plan.memory is not None, plan.findings
+    return plan.memory
+
+
+def device_bytes(**changes):
+    return max(entry.device_bytes for entry in memory_of(**changes).device)
+
+
+def test_components_add_up_and_the_levels_nest():
+    for changes in ({}, {"zero__stage": 3}, OFFLOAD, {"parallelism__pipeline_parallel_size": 4}, {"zero__stage": 0}):
+        for entry in memory_of(**changes).device:
+            assert sum(entry.components.values()) == entry.allocated_bytes
+            assert entry.reserved_bytes == round(entry.allocated_bytes * (1 + ALLOCATOR_SLACK))
+            assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB)
+            assert entry.capacity_bytes == round(79.14 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"activation_checkpointing__policy": RecomputePolicy.full}, {}),
+        ({"training__train_micro_batch_size_per_gpu": 1}, {}),
+        ({"data__sequence_length": 512}, {}),
+        ({"zero__stage": 2}, {"zero__stage": 1}),
+        ({"zero__stage": 2, "zero__reduce_bucket_size": 10**6}, {"zero__stage": 2}),
+        ({"zero__stage": 2, "offload__optimizer_device": OffloadDevice.cpu}, {"zero__stage": 2}),
+        ({"parallelism__tensor_parallel_size": 4}, {}),
+        ({"zero__stage": 3, "cluster": gpu_cluster(hosts=4)}, {"zero__stage": 3}),
+        ({"precision__dtype": Precision.bf16}, {"precision__dtype": Precision.fp32}),
+    ],
+)
+def test_what_saves_memory_saves_memory(less, more):
+    assert device_bytes(**less) < device_bytes(**more)
+
+
+def test_the_first_stage_of_a_pipeline_holds_most_activations_and_the_last_the_logits():
+    stages = memory_of(
+        parallelism__pipeline_parallel_size=4,
+        training__gradient_accumulation_steps=16,
+        communication__communication_data_type=Precision.fp32,
+        data__sequence_length=2048,
+        training__train_micro_batch_size_per_gpu=8,
+    ).device
+    assert [list(entry.ranks) for entry in stages] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    activations = [entry.components["activations"] for entry in stages]
+    assert activations == sorted(activations, reverse=True)
+    assert activations[1] / 3 == pytest.approx(activations[2] / 2, rel=0.01)
+    assert [Phase.loss == entry.phase for entry in stages] == [False, False, False, True]
+    assert ["logits" in entry.components for entry in stages] == [False, False, False, True]
+
+
+def test_gpipe_holds_every_micro_batch():
+    one, other = (
+        memory_of(
+            parallelism__pipeline_parallel_size=2,
+            parallelism__schedule=schedule,
+            training__gradient_accumulation_steps=8,
+            training__train_micro_batch_size_per_gpu=16,
+        )
+        for schedule in PipelineSchedule
+    )
+    assert other.device[0].components["activations"] == 4 * one.device[0].components["activations"]
+
+
+def test_a_host_has_its_processes_and_what_they_offload():
+    (host,) = memory_of().host
+    assert host.step_bytes == LAUNCHER_BYTES + 8 * PROCESS_BYTES == sum(host.components.values())
+    assert host.host == "localhost"
+    assert host.save_bytes > host.step_bytes
+    (offloading,) = memory_of(**OFFLOAD).host
+    parameters = plan_of(run_config()).model.num_parameters
+    assert offloading.components["optimizer_states"] == pytest.approx(12 * parameters, rel=1e-6)
+    assert offloading.start_bytes < offloading.step_bytes
+
+
+def test_unequal_hosts_are_counted_by_their_own_ranks():
+    hosts = [Host(name="a", slots=6), Host(name="b", slots=2)]
+    big, small = memory_of(hosts, **OFFLOAD).host
+    assert (big.host, small.host) == ("a", "b")
+    assert (big.step_bytes - LAUNCHER_BYTES) == 3 * (small.step_bytes - LAUNCHER_BYTES)
+
+
+def test_only_the_first_replica_writes_the_model():
+    hosts = [Host(name="a", slots=4), Host(name="b", slots=4)]
+    first, second = memory_of(hosts).host
+    assert first.step_bytes == second.step_bytes
+    assert first.save_bytes > second.save_bytes
+
+
+def test_hosts_hold_the_stages_that_their_ranks_are_in():
+    hosts = [Host(name=name, slots=2) for name in "abcd"]
+    memories = memory_of(
+        hosts,
+        parallelism__pipeline_parallel_size=4,
+        offload__optimizer_device=OffloadDevice.cpu,
+        model__num_hidden_layers=16,
+    ).host
+    states = [entry.components["optimizer_states"] for entry in memories]
+    assert states[0] == pytest.approx(states[3], rel=1e-4)
+    assert states[0] > states[1] == states[2]
+
+
+def test_on_a_cpu_a_hosts_memory_is_that_of_its_ranks():
+    memory = memory_of(cluster=cpu_cluster())
+    (device,), (host,) = memory.device, memory.host
+    assert host.components == {"launcher": LAUNCHER_BYTES, "processes": 2 * device.device_bytes}
+    assert device.capacity_bytes == 32 * GIB
+    assert "reduce_buckets" in device.components or device.phase is not Phase.reduction
+
+
+def test_on_a_cpu_offloaded_states_stay_in_the_process():
+    offload = {"zero__stage": 2, "cluster": cpu_cluster()}
+    (kept,) = memory_of(**offload).device
+    (offloaded,) = memory_of(**offload, offload__optimizer_device=OffloadDevice.cpu).device
+    assert offloaded.components["offloaded_states"] > kept.components["optimizer_states"]
+    (host,) = memory_of(**offload, offload__optimizer_device=OffloadDevice.cpu).host
+    assert host.components == {"launcher": LAUNCHER_BYTES, "processes": 2 * offloaded.device_bytes}
+
+
+def test_nvme_holds_what_leaves_ram():
+    memory = memory_of(
+        zero__stage=3,
+        offload__optimizer_device=OffloadDevice.nvme,
+        offload__nvme_path="/disk",
+        cluster=gpu_cluster(nvme_gib=1000.0, hosts=2),
+    )
+    parameters = plan_of(run_config()).model.num_parameters
+    assert [disk.capacity_bytes for disk in memory.nvme] == [1000 * GIB] * 2
+    assert sum(disk.bytes for disk in memory.nvme) == pytest.approx(16 * parameters, rel=1e-6)
+
+
+def test_many_hosts_are_planned_as_fast_as_their_kinds():
+    memory = memory_of(cluster=gpu_cluster(hosts=4096), zero__stage=3)
+    assert len(memory.host) == 4096
+    assert memory.host[-1].host == "host-4096"
+    assert len({id(entry.components) for entry in memory.host}) <= 2

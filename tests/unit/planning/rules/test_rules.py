@@ -1,0 +1,465 @@
+"""Each rule: a configuration that breaks it, what it says, and that the fix mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator.config.schema import (
+    AttentionImplementation,
+    DataSource,
+    LrSchedule,
+    OffloadDevice,
+    PartitionMethod,
+    PipelineSchedule,
+    Precision,
+)
+from orchestrator.findings import Severity
+from orchestrator.planning.cluster_spec import Host
+from orchestrator.planning.rules.ranges import RANGES
+from orchestrator.planning.rules.registry import RULES
+from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, overridden, plan_of, run_config
+
+ERROR, WARNING, INFO = Severity.error, Severity.warning, Severity.info
+FLASH = AttentionImplementation.flash_attention_2
+NVME, CPU = OffloadDevice.nvme, OffloadDevice.cpu
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken rule. ``says`` are pieces of the message, ``mended_by`` overrides that are part of the fix and mend it."""
+
+    rule: str
+    severity: Severity
+    field: str
+    changes: dict[str, Any]
+    says: tuple[str, ...] = ()
+    mended_by: tuple[str, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def tensor(size, **changes):
+    return {"parallelism__tensor_parallel_size": size} | changes
+
+
+def pipeline(size, **changes):
+    return {"parallelism__pipeline_parallel_size": size} | changes
+
+
+TP, PP = "parallelism.tensor_parallel_size", "parallelism.pipeline_parallel_size"
+
+CASES = [
+    Broken(
+        "tensor-attention-heads",
+        ERROR,
+        "model.num_attention_heads",
+        tensor(2, model__hidden_size=448, model__num_attention_heads=7, model__num_key_value_heads=7),
+        ("7 query heads", "tensor_parallel_size=2"),
+        (f"{TP}=1",),
+    ),
+    Broken(
+        "tensor-key-value-heads",
+        ERROR,
+        "model.num_key_value_heads",
+        tensor(4, model__hidden_size=768, model__num_attention_heads=12, model__num_key_value_heads=6),
+        ("6 key and value heads",),
+        (f"{TP}=2",),
+    ),
+    Broken(
+        "tensor-key-value-heads",
+        INFO,
+        "model.num_key_value_heads",
+        tensor(8, model__num_key_value_heads=2),
+        ("copied to 4 ranks",),
+    ),
+    Broken(
+        "tensor-hidden-size",
+        ERROR,
+        "model.hidden_size",
+        tensor(8, model__hidden_size=1004, model__num_attention_heads=4, model__num_key_value_heads=4),
+        ("1004", "tensor_parallel_size=8"),
+        (f"{TP}=4",),
+    ),
+    Broken(
+        "tensor-intermediate-size",
+        ERROR,
+        "model.intermediate_size",
+        tensor(8, model__intermediate_size=2820),
+        ("2820",),
+        (f"{TP}=4",),
+    ),
+    Broken("tensor-vocabulary", INFO, "model.vocab_size", tensor(8, model__vocab_size=50257), ("7 are added",)),
+    Broken(
+        "tensor-hosts",
+        WARNING,
+        TP,
+        tensor(16, cluster=gpu_cluster(hosts=2), model__num_key_value_heads=16),
+        ("16 ranks", "8 devices"),
+        (f"{TP}=8",),
+    ),
+    Broken(
+        "tensor-hosts",
+        WARNING,
+        TP,
+        tensor(4, model__num_key_value_heads=16),
+        ("4 ranks", "6 devices"),
+        (f"{TP}=2",),
+        {"hosts": [Host(name="a", slots=6), Host(name="b", slots=6)]},
+    ),
+    Broken(
+        "mixed-slots",
+        WARNING,
+        "cluster.hostfile",
+        {},
+        ("4, 8",),
+        (),
+        {"hosts": [Host(name="a", slots=8), Host(name="b", slots=4)]},
+    ),
+    Broken("pipeline-layers", ERROR, PP, pipeline(8, model__num_hidden_layers=4), ("8 stages for 4 layers",), (f"{PP}=4",)),
+    Broken("pipeline-balance", WARNING, PP, pipeline(8, model__num_hidden_layers=20), ("3 layers", "2"), (f"{PP}=4",)),
+    Broken("pipeline-zero-stage", ERROR, "zero.stage", pipeline(2, zero__stage=3), ("3", "2 stages"), ("zero.stage=1",)),
+    Broken("pipeline-zero-stage", ERROR, "zero.stage", pipeline(2, zero__stage=2), ("2",), ("zero.stage=1",)),
+    Broken(
+        "pipeline-bubble",
+        WARNING,
+        "training.gradient_accumulation_steps",
+        pipeline(4, training__gradient_accumulation_steps=1),
+        ("1 micro-batches over 4 stages", "75%"),
+        ("training.gradient_accumulation_steps=16",),
+    ),
+    Broken(
+        "pipeline-overlap", WARNING, "zero.overlap_comm", pipeline(2, zero__overlap_comm=True), (), ("zero.overlap_comm=false",)
+    ),
+    Broken(
+        "pipeline-options",
+        INFO,
+        "parallelism.schedule",
+        {"parallelism__schedule": PipelineSchedule.gpipe},
+        ("gpipe",),
+        (f"{PP}=2",),
+    ),
+    Broken(
+        "pipeline-options",
+        INFO,
+        "parallelism.partition_method",
+        {"parallelism__partition_method": PartitionMethod.parameters},
+        ("parameters",),
+    ),
+    Broken(
+        "attention-kernel",
+        ERROR,
+        "model.attention_implementation",
+        {"cluster": cpu_cluster(), "model__attention_implementation": FLASH},
+        ("CUDA", "CPU is none"),
+        ("model.attention_implementation=sdpa",),
+    ),
+    Broken(
+        "attention-kernel",
+        ERROR,
+        "model.attention_implementation",
+        {"precision__dtype": Precision.fp32, "model__attention_implementation": FLASH},
+        ("fp16", "precision.dtype is fp32"),
+        ("precision.dtype=bf16",),
+    ),
+    Broken(
+        "zero-single-rank",
+        INFO,
+        "zero.stage",
+        {"cluster": gpu_cluster(devices_per_host=1)},
+        ("stage 1", "one data-parallel rank"),
+    ),
+    Broken(
+        "zero-single-rank",
+        WARNING,
+        "zero.stage",
+        {"cluster": gpu_cluster(devices_per_host=1), "zero__stage": 3},
+        ("stage 3",),
+        ("zero.stage=1",),
+    ),
+    Broken(
+        "zero-allgather-bucket",
+        ERROR,
+        "zero.allgather_bucket_size",
+        {"zero__allgather_bucket_size": 1001},
+        ("1001",),
+        ("zero.allgather_bucket_size=1002",),
+    ),
+    Broken(
+        "zero-round-robin",
+        INFO,
+        "zero.round_robin_gradients",
+        {"zero__round_robin_gradients": True},
+        (),
+        ("zero.round_robin_gradients=false",),
+    ),
+    Broken(
+        "offload-optimizer-stage",
+        ERROR,
+        "offload.optimizer_device",
+        {"zero__stage": 0, "offload__optimizer_device": CPU},
+        ("cpu", "zero.stage=0"),
+        ("zero.stage=1",),
+    ),
+    Broken(
+        "offload-param-stage",
+        ERROR,
+        "offload.param_device",
+        {"zero__stage": 2, "offload__param_device": CPU},
+        ("cpu", "zero.stage=2"),
+        ("zero.stage=3",),
+    ),
+    Broken(
+        "nvme-stage",
+        ERROR,
+        "offload.optimizer_device",
+        {"zero__stage": 2, "offload__optimizer_device": NVME, "offload__nvme_path": "/disk"},
+        ("nvme", "zero.stage=2"),
+        ("zero.stage=3",),
+    ),
+    Broken(
+        "nvme-path",
+        ERROR,
+        "offload.nvme_path",
+        {"zero__stage": 3, "offload__optimizer_device": NVME, "offload__param_device": NVME},
+        ("offload.optimizer_device", "offload.param_device"),
+        ("offload.nvme_path=/a/folder/on/a/local/nvme/disk",),
+    ),
+    Broken("nvme-path", INFO, "offload.nvme_path", {"offload__nvme_path": "/disk"}, (), ("offload.nvme_path=null",)),
+    Broken(
+        "nvme-param-buffer",
+        ERROR,
+        "offload.param_buffer_size",
+        {
+            "zero__stage": 3,
+            "offload__param_device": NVME,
+            "offload__nvme_path": "/disk",
+            "offload__param_buffer_size": 1_000_000,
+        },
+        ("4096000", "1000000"),
+        ("offload.param_buffer_size=4096000",),
+    ),
+    Broken(
+        "device-precision",
+        ERROR,
+        "precision.dtype",
+        {"cluster": gpu_cluster(device_name="V100", precisions=[Precision.fp32, Precision.fp16])},
+        ("V100", "bf16", "fp32, fp16"),
+        ("precision.dtype=fp16",),
+    ),
+    Broken(
+        "stage0-accumulation",
+        ERROR,
+        "precision.grad_accum_dtype",
+        {"zero__stage": 0, "precision__grad_accum_dtype": Precision.fp32},
+        ("bf16", "fp32"),
+        ("zero.stage=1",),
+    ),
+    Broken(
+        "accumulation-precision",
+        WARNING,
+        "precision.grad_accum_dtype",
+        {"precision__dtype": Precision.fp32, "precision__grad_accum_dtype": Precision.bf16},
+        ("fp32", "bf16"),
+        ("precision.grad_accum_dtype=fp32",),
+    ),
+    Broken("pipeline-bf16-accumulation", WARNING, "zero.stage", pipeline(2, zero__stage=0), ("bf16",), ("zero.stage=1",)),
+    Broken(
+        "initial-loss-scale",
+        WARNING,
+        "precision.initial_scale_power",
+        {"precision__dtype": Precision.fp16, "precision__initial_scale_power": 32},
+        ("2^32", "16 steps"),
+        ("precision.initial_scale_power=16",),
+    ),
+    Broken(
+        "loss-scale-format",
+        INFO,
+        "precision.loss_scale",
+        {"precision__loss_scale": 128.0},
+        ("128", "bf16"),
+        ("precision.loss_scale=0",),
+    ),
+    Broken(
+        "predivide-reduce-scatter",
+        ERROR,
+        "communication.prescale_gradients",
+        {"zero__stage": 2, "communication__prescale_gradients": True},
+        ("stage 2",),
+        ("communication.prescale_gradients=false",),
+    ),
+    Broken(
+        "predivide-reduce-scatter",
+        ERROR,
+        "communication.gradient_predivide_factor",
+        {"zero__stage": 3, "communication__gradient_predivide_factor": 2.0},
+        ("2.0", "stage 3"),
+        ("communication.gradient_predivide_factor=1",),
+    ),
+    Broken(
+        "communication-precision",
+        WARNING,
+        "communication.communication_data_type",
+        {"communication__communication_data_type": Precision.fp16},
+        ("bf16", "fp16"),
+        ("communication.communication_data_type=bf16",),
+    ),
+    Broken(
+        "sequence-length",
+        ERROR,
+        "data.sequence_length",
+        {"data__sequence_length": 4096},
+        ("4096", "2048"),
+        ("data.sequence_length=2048",),
+    ),
+    Broken(
+        "tokenizer-vocabulary",
+        ERROR,
+        "data.tokenizer_vocab_size",
+        {"data__source": DataSource.python_stdlib, "data__tokenizer_vocab_size": 50000},
+        ("50000", "32000"),
+        ("data.tokenizer_vocab_size=32000",),
+    ),
+    Broken(
+        "synthetic-tokens",
+        ERROR,
+        "data.synthetic_tokens",
+        {"data__synthetic_tokens": 10, "data__sequence_length": 32},
+        ("10", "32"),
+        ("data.synthetic_tokens=65",),
+    ),
+    Broken("data-path", ERROR, "data.path", {"data__source": DataSource.text}, ("text",), ("data.path=/your/text",)),
+    Broken("data-path", INFO, "data.path", {"data__path": "/text"}, ("synthetic",), ("data.path=null",)),
+    Broken(
+        "ignored-labels",
+        INFO,
+        "data.ignore_fraction",
+        {"data__source": DataSource.python_stdlib, "data__ignore_fraction": 0.5},
+        ("0.5",),
+        ("data.ignore_fraction=0",),
+    ),
+    Broken(
+        "warmup-steps",
+        WARNING,
+        "lr_scheduler.warmup_steps",
+        {"lr_scheduler__warmup_steps": 100},
+        ("100", "training.max_steps=100"),
+        ("lr_scheduler.warmup_steps=10",),
+    ),
+    Broken(
+        "decay-steps",
+        ERROR,
+        "lr_scheduler.decay_steps",
+        {"lr_scheduler__type": LrSchedule.wsd, "lr_scheduler__warmup_steps": 60, "lr_scheduler__decay_steps": 50},
+        ("60", "50", "100"),
+        ("lr_scheduler.decay_steps=40",),
+    ),
+    Broken(
+        "decay-steps",
+        INFO,
+        "lr_scheduler.decay_steps",
+        {"lr_scheduler__decay_steps": 50},
+        ("cosine",),
+        ("lr_scheduler.decay_steps=null",),
+    ),
+    Broken("minimum-rate", ERROR, "lr_scheduler.min_lr", {"lr_scheduler__min_lr": 1.0}, ("1.0", "0.0003")),
+    Broken(
+        "optimizer-betas", ERROR, "optimizer.betas", {"optimizer__betas": [0.9]}, ("[0.9]",), ("optimizer.betas=[0.9,0.95]",)
+    ),
+    Broken("optimizer-betas", ERROR, "optimizer.betas", {"optimizer__betas": [0.9, 1.0]}, ("1.0",)),
+    Broken("value-range", ERROR, "zero.stage", {"zero__stage": 4}, ("4",), ("zero.stage=3",)),
+]
+
+
+def name_of(case):
+    return f"{case.rule}: {case.field} {case.severity.value}"
+
+
+def findings(config, case):
+    plan = plan_of(config, **case.arguments)
+    return [
+        finding
+        for finding in plan.findings
+        if (finding.rule, finding.severity, finding.field) == (case.rule, case.severity, case.field)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_broken_rule_says_so(case):
+    (finding,) = findings(run_config(**case.changes), case)
+    for piece in case.says:
+        assert piece in finding.message
+    assert finding.fix
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.mended_by], ids=name_of)
+def test_the_fix_mends_it(case):
+    config = run_config(**case.changes)
+    (finding,) = findings(config, case)
+    for override in case.mended_by:
+        assert override in finding.fix
+    assert findings(overridden(config, case.mended_by), case) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_tried_here(rule):
+    assert rule in {case.rule for case in CASES}
+    assert RULES[rule].description
+
+
+def test_a_sound_configuration_breaks_none():
+    assert plan_of(run_config()).findings == ()
+
+
+@pytest.mark.parametrize("field", RANGES)
+def test_a_number_out_of_its_range_is_refused(field):
+    name = field.replace(".", "__")
+    for value in (-1, 10**18, float("nan"), float("inf")):
+        broken = [finding for finding in plan_of(run_config(**{name: value})).findings if finding.rule == "value-range"]
+        assert [finding.field for finding in broken] == [field]
+        assert str(value) in broken[0].message
+        assert f"set {field}=" in broken[0].fix
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fix"),
+    [
+        ("training.max_steps", 0, "training.max_steps=1"),
+        ("data.held_out_fraction", 1.0, "below 1"),
+        ("planner.memory_margin", 0.9, "planner.memory_margin=0.5"),
+        ("precision.min_loss_scale", 0, "precision.min_loss_scale=1"),
+        ("offload.optimizer_buffer_count", 3, "offload.optimizer_buffer_count=4"),
+        ("optimizer.eps", 0.0, "above 0"),
+    ],
+)
+def test_bounds_are_where_they_should_be(field, value, fix):
+    (finding,) = [
+        finding for finding in plan_of(run_config(**{field.replace(".", "__"): value})).findings if finding.field == field
+    ]
+    assert fix in finding.fix
+
+
+def test_all_broken_rules_are_reported_together():
+    plan = plan_of(
+        run_config(
+            parallelism__pipeline_parallel_size=2,
+            zero__stage=3,
+            offload__optimizer_device=NVME,
+            data__source=DataSource.text,
+            training__max_steps=-1,
+            model__num_attention_heads=7,
+            parallelism__tensor_parallel_size=2,
+            training__train_batch_size=7,
+        )
+    )
+    assert plan.verdict == "invalid"
+    assert "tensor-attention-heads" in {finding.rule for finding in plan.findings}
+    assert {
+        "zero.stage",
+        "offload.nvme_path",
+        "data.path",
+        "training.max_steps",
+        "training.train_batch_size",
+        "model.num_attention_heads",
+    } <= {finding.field for finding in plan.findings}
