@@ -1,0 +1,183 @@
+"""Runs the launcher in a session of its own, passes the workers' progress on, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import psutil
+
+from orchestrator.launch.command import LaunchCommand
+
+PROGRESS = "[orchestrator] "
+"""Lines of the workers that carry this are for the user; all others are for the log."""
+
+_DRAIN_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the launcher ended: its exit code, and whether the user had asked it to stop."""
+
+    exit_code: int
+    interrupted: bool
+
+
+def supervise(
+    command: LaunchCommand,
+    *,
+    log_file: Path,
+    echo: Callable[[str], None],
+    stop_seconds: float,
+    keep_open: Sequence[int] = (),
+) -> Outcome:
+    """Run ``command`` to its end; every process of its session has ended when this returns.
+
+    Everything printed goes to ``log_file``; progress lines go to ``echo`` as well. SIGINT or SIGTERM stops the run
+    (SIGTERM to its processes, SIGKILL after ``stop_seconds``); a second one kills at once. The processes inherit the file
+    descriptors ``keep_open``.
+    """
+    requests = _StopRequests()
+    with log_file.open("w", encoding="utf-8", buffering=1) as log, requests.listening():
+        process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.environment},
+            cwd=command.working_directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=keep_open,
+        )
+        session = _Session(process=process, stop_seconds=stop_seconds)
+        assert process.stdout is not None
+        reader = threading.Thread(target=_forward, args=(process.stdout, log, echo), daemon=True)
+        reader.start()
+        while process.poll() is None:
+            session.obey(requests.count)
+            time.sleep(_POLL_SECONDS)
+        # the launcher may have died before its ranks: what is left of the session goes now
+        session.clear()
+        reader.join(_DRAIN_SECONDS)
+    return Outcome(exit_code=process.returncode, interrupted=requests.count > 0)
+
+
+def meaning(exit_code: int) -> str:
+    """What an exit code of DeepSpeed's launcher says: it reports a rank killed by signal N as 256 - N."""
+    number = -exit_code if exit_code < 0 else 256 - exit_code if exit_code > 192 else 0
+    if number == signal.SIGKILL:
+        return "a process was killed (SIGKILL), most likely by the host's out-of-memory killer"
+    if number == signal.SIGBUS:
+        return "a process died with SIGBUS: /dev/shm is too small"
+    if number in {member.value for member in signal.Signals}:
+        return f"a process was ended by {signal.Signals(number).name}"
+    return f"the launcher ended with exit code {exit_code}"
+
+
+def _forward(stream: IO[str], log: IO[str], echo: Callable[[str], None]) -> None:
+    """Read to the end whatever happens to the terminal or the disk: a pipe nobody reads would end the training."""
+    sinks = {"log": True, "echo": True}
+    with stream:
+        for line in stream:
+            if sinks["log"]:
+                sinks["log"] = _succeeds(partial(log.write, line))
+            _, mark, progress = line.partition(PROGRESS)
+            if mark and sinks["echo"]:
+                sinks["echo"] = _succeeds(partial(echo, progress.rstrip()))
+
+
+def _succeeds(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except (OSError, ValueError, SystemExit) as problem:
+        # the terminal has gone, the disk is full, or the log was closed because the run has ended
+        print(f"the run goes on, but its output is lost from here: {problem}", file=sys.__stderr__)
+        return False
+    return True
+
+
+class _StopRequests:
+    """Counts the signals that ask to stop. Nothing else happens in the handler, wherever it strikes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take SIGINT, SIGTERM and SIGHUP for the time of a run."""
+        previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """The launcher and everything it started. They share its session, but the ranks may outlive it."""
+
+    process: subprocess.Popen[str]
+    stop_seconds: float
+    obeyed: int = field(default=0, init=False)
+    deadline: float = field(default=float("inf"), init=False)
+
+    def obey(self, requests: int) -> None:
+        """Stop as often as was asked: SIGTERM first, SIGKILL for a second request or when the first took too long."""
+        if requests > self.obeyed:
+            self.obeyed = requests
+            self.signal(signal.SIGTERM if requests == 1 else signal.SIGKILL)
+            self.deadline = time.monotonic() + self.stop_seconds
+        elif time.monotonic() > self.deadline:
+            self.signal(signal.SIGKILL)
+
+    def members(self) -> list[psutil.Process]:
+        """Living processes of the session, by its id; a name is never looked at."""
+        return [
+            process for process in psutil.process_iter() if _session_of(process.pid) == self.process.pid and _lives(process)
+        ]
+
+    def signal(self, number: signal.Signals) -> None:
+        for member in self.members():
+            try:
+                member.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+
+    def clear(self) -> None:
+        """End what the launcher left: SIGTERM, then SIGKILL."""
+        self.signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(self.members(), timeout=self.stop_seconds)
+        self.signal(signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=_DRAIN_SECONDS)
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,66 @@
+"""The help pages: the verbs, the config groups with their options, and every option as the schema documents it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.config.options import all_options, type_name
+from orchestrator.config.schema import Command
+
+_USAGE = "usage: orchestrator VERB [GROUP=OPTION ...] [KEY=VALUE ...] [-m] [--config-dir DIR] [--cfg job] [--info]"
+_VERBS = {
+    Command.validate: "plan the run: does it make sense, does it fit on every rank?",
+    Command.compile: "print the DeepSpeed JSON of the run",
+    Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
+    Command.doctor: "what this machine has, and what to install",
+}
+_EXIT_CODES = {
+    0: "done, or feasible",
+    2: "refused: the configuration is invalid or the plan does not fit; nothing was started",
+    3: "this host is not ready",
+    4: "the run failed",
+    130: "interrupted: every process of the run on this host has ended",
+}
+
+
+def overview() -> RenderableType:
+    """``orchestrator --help``."""
+    return Group(
+        Text(_USAGE),
+        _table("verbs", {command.value: meaning for command, meaning in _VERBS.items()}),
+        _table("exit codes", {str(code): meaning for code, meaning in _EXIT_CODES.items()}),
+        Text("orchestrator VERB --help explains a verb and lists every group and option."),
+    )
+
+
+def verb(command: Command, explanation: str) -> RenderableType:
+    """``orchestrator VERB --help``."""
+    options = Table(title="options (KEY=VALUE)", title_justify="left", box=None, pad_edge=False)
+    options.add_column("key", no_wrap=True)
+    options.add_column("default", overflow="fold", max_width=24)
+    options.add_column("meaning", overflow="fold")
+    for option in all_options():
+        options.add_row(option.path, option.default, f"{option.documentation} ({type_name(option.type)})")
+    groups = _table("groups (GROUP=OPTION)", dict(_groups()))
+    return Group(Text(_USAGE.replace("VERB", command.value)), Text(f"\n{explanation}\n"), groups, options)
+
+
+def _groups() -> Iterator[tuple[str, str]]:
+    for folder in sorted(resources.files("orchestrator.conf").iterdir(), key=lambda entry: entry.name):
+        if folder.is_dir() and not folder.name.startswith("_"):
+            names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+            yield folder.name, ", ".join(name for name in names if not name.startswith("_"))
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, meaning in rows.items():
+        table.add_row(f"  {name}", meaning)
+    return table

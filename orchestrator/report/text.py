@@ -1,0 +1,199 @@
+"""What people read: tables and lines for the terminal, made from plans, findings and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.findings import Finding, Severity
+from orchestrator.launch.machine import PACKAGES, Machine
+from orchestrator.planning.fixes import Fix
+from orchestrator.planning.plan import Plan
+from orchestrator.units import format_bytes, format_count, format_seconds
+
+_STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
+_ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
+
+
+def plan_report(plan: Plan) -> list[RenderableType]:
+    """Model, layout, memory of every class of ranks and host, findings, verdict."""
+    report: list[RenderableType] = [_summary(plan)]
+    if plan.memory is not None:
+        report += [_device_table(plan), _host_table(plan)]
+    return [*report, *findings_report(plan.findings), _verdict(plan)]
+
+
+def findings_report(findings: Sequence[Finding]) -> list[RenderableType]:
+    """The findings, errors first; nothing when there are none."""
+    lines: list[RenderableType] = []
+    for finding in sorted(findings, key=lambda finding: _ORDER[finding.severity]):
+        severity = (f"{finding.severity.value}: ", _STYLES[finding.severity])
+        lines.append(Text.assemble(severity, (finding.field, "bold"), f": {finding.message}"))
+        lines.append(Text(f"    fix: {finding.fix}   [{finding.rule}]"))
+    return lines
+
+
+def fixes_report(plan: Plan, fixes: Sequence[Fix]) -> list[RenderableType]:
+    """The changes that make an infeasible plan fit, each on a line that can be pasted."""
+    if plan.verdict != "infeasible":
+        return []
+    if not fixes:
+        return [Text("no change that was tried makes it fit", style="bold")]
+    lines: list[RenderableType] = [Text("what would fit, the cheapest in speed first:", style="bold")]
+    return lines + [Text(f"    {' '.join(fix.overrides)}    ({fix.description})") for fix in fixes]
+
+
+def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:
+    """The exact launcher command, on one line of its own so that it can be copied."""
+    return [
+        Text(f"attempt: {attempt_path}"),
+        Text("command:", style="bold"),
+        Text(shell, no_wrap=True, overflow="ignore", end="\n"),
+    ]
+
+
+def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[RenderableType]:
+    """How a run ended well, and where everything lies."""
+    table = _plain_table("result", "")
+    rows = {
+        "steps": f"{result['steps']} in {format_seconds(result['seconds'])}",
+        "throughput": f"{format_count(result['tokens_per_second'])} tokens/s",
+        "final loss": _number(result["final_loss"]),
+        "held-out loss": _number(result["held_out_loss"]),
+        "entropy of the token frequencies": _number(result["unigram_entropy"]),
+        "memory of the fullest rank": _memory(result["memory"]),
+        "metrics": str(attempt_path / "metrics.jsonl"),
+        "checkpoint": result["checkpoint"] or "none",
+    }
+    if result["wandb"]:
+        rows["W&B"] = result["wandb"]["url"] or result["wandb"]["directory"]
+        if result["wandb"]["mode"] == "offline":
+            rows["W&B upload"] = f"wandb sync {result['wandb']['directory']}"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return [table]
+
+
+def failure_report(reason: str, failures: Sequence[Mapping[str, Any]], log_file: Path) -> list[RenderableType]:
+    """Why a run failed: the first rank's own words, or the end of the log."""
+    report: list[RenderableType] = [Text.assemble(("the run failed: ", "bold red"), reason)]
+    if failures:
+        first = failures[0]
+        report.append(Text(f"first to fail: rank {first['rank']} on {first['host']}"))
+        report.append(Text(str(first["traceback"]).rstrip()))
+    elif log_file.exists():
+        report.append(Text("\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])))
+    return [*report, Text(f"log: {log_file}")]
+
+
+def machine_table(machine: Machine) -> RenderableType:
+    """The facts of ``doctor``."""
+    table = _plain_table(machine.hostname, "")
+    table.add_row("python", machine.python)
+    for name in PACKAGES:
+        table.add_row(name, machine.packages[name] or "not installed")
+    table.add_row("cores", str(machine.num_cores))
+    table.add_row("memory", f"{format_bytes(machine.available_memory_bytes)} of {format_bytes(machine.memory_bytes)} available")
+    table.add_row("/dev/shm", f"{format_bytes(machine.shared_memory_bytes)} free")
+    for position, device in enumerate(machine.devices):
+        table.add_row(
+            f"device {position}", f"{device.name}, {format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} free"
+        )
+    if not machine.devices:
+        table.add_row("devices", "no NVIDIA device answers")
+    built = [name for name, is_built in machine.built_ops.items() if is_built]
+    table.add_row("DeepSpeed ops", f"{', '.join(built) or 'none built'} in {machine.extensions_dir}")
+    for name, path in machine.tools.items():
+        table.add_row(name, path or "not found")
+    return table
+
+
+def readiness(ready: bool, hostname: str) -> Text:
+    """The last line of ``doctor``."""
+    return Text(f"{hostname} is ready", style="bold green") if ready else Text(f"{hostname} is not ready", style="bold red")
+
+
+def _summary(plan: Plan) -> RenderableType:
+    table = _plain_table("plan", "")
+    if plan.model is not None:
+        model = plan.model
+        shape = f"{model.num_hidden_layers} layers x {model.hidden_size}, vocabulary {model.vocab_size}"
+        table.add_row("model", f"{model.name}: {format_count(model.num_parameters)} parameters, {shape}")
+    if plan.cluster is not None:
+        cluster = plan.cluster
+        table.add_row("cluster", f"{cluster.name}: {len(cluster.hosts)} host(s), {cluster.num_devices} x {cluster.device_name}")
+    if plan.layout is not None:
+        layout = plan.layout
+        inner = f"pipeline {layout.pipeline_parallel_size} x tensor {layout.tensor_parallel_size}"
+        table.add_row("layout", f"data {layout.data_parallel_size} x {inner} = {layout.world_size} ranks")
+        parts = f"{layout.train_micro_batch_size_per_gpu} x accumulation {layout.gradient_accumulation_steps}"
+        table.add_row("batch", f"{layout.train_batch_size} sequences = micro-batch {parts} x data {layout.data_parallel_size}")
+    settings = plan.settings
+    table.add_row("precision", f"{settings.dtype.value}, gradients accumulated in {settings.grad_accum_dtype.value}")
+    table.add_row("ZeRO", f"stage {settings.zero_stage}")
+    return table
+
+
+def _device_table(plan: Plan) -> RenderableType:
+    assert plan.memory is not None
+    table = _plain_table("memory of one rank", "ranks", "allocated", "reserved", "device", "capacity", "the largest components")
+    for entry in plan.memory.device:
+        largest = sorted(entry.components.items(), key=lambda item: -item[1])[:4]
+        described = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest if size)
+        sizes = (entry.allocated_bytes, entry.reserved_bytes, entry.device_bytes, entry.capacity_bytes)
+        table.add_row(f"stage {entry.stage}", _rank_range(entry.ranks), *(format_bytes(size) for size in sizes), described)
+    return table
+
+
+def _host_table(plan: Plan) -> RenderableType:
+    assert plan.memory is not None
+    table = _plain_table("memory of one host", "at start", "in a step", "saving", "capacity", "NVMe")
+    nvme = {entry.host: entry for entry in plan.memory.nvme}
+    seen: set[tuple[int, ...]] = set()
+    for entry in plan.memory.host:
+        sizes = (entry.start_bytes, entry.step_bytes, entry.save_bytes, entry.capacity_bytes)
+        if sizes in seen:
+            continue
+        seen.add(sizes)
+        disk = nvme.get(entry.host)
+        table.add_row(
+            entry.host, *(format_bytes(size) for size in sizes), format_bytes(disk.bytes) if disk and disk.bytes else "-"
+        )
+    return table
+
+
+def _rank_range(ranks: Sequence[int]) -> str:
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+
+
+def _verdict(plan: Plan) -> Text:
+    style = "bold green" if plan.fits else "bold red"
+    note = " (the sizes are an estimate)" if plan.memory is not None else ""
+    return Text.assemble(("verdict: ", "bold"), (plan.verdict, style), note)
+
+
+def _plain_table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    return f"{format_bytes(memory['measured_bytes'])} measured, {format_bytes(memory['predicted_bytes'])} predicted"
+
+
+def to_json(payload: Mapping[str, Any]) -> str:
+    """The JSON object of ``output=json``."""
+    return json.dumps(payload, indent=2)

@@ -1,0 +1,261 @@
+"""The directory of a run: what was asked for, every attempt at it, and where its checkpoints are.
+
+::
+
+    RUN_DIR/
+      request/            written once, never changed: config.json plan.json ds_config.json model.json run.json
+      attempts/1/         what this start really used: config.json plan.json ds_config.json model.json attempt.json
+                          hostfile command.sh command.json; what it left: launcher.log metrics.jsonl wandb/
+                          failure_rank_*.json result.json
+      checkpoints/        one folder a checkpoint
+      hydra/              Hydra's own record of the composition
+      .lock               held while a launch of this run is alive
+
+Files appear whole or not at all. Secrets never go here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.schema import RunConfig
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import error
+
+RESULT = "result.json"
+METRICS = "metrics.jsonl"
+LOG = "launcher.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandWords:
+    """The overrides a run was started with, and the folder of the user's own configuration, absolute."""
+
+    overrides: tuple[str, ...] = ()
+    config_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContents:
+    """What a start of a run is made of, all decided before anything is written."""
+
+    config: RunConfig
+    plan: Mapping[str, Any]
+    ds_config: Mapping[str, Any]
+    model: Mapping[str, Any]
+    """Name, complete Hugging Face config, attention kernel and dropout: workers never read the user's own files again."""
+    words: CommandWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a run. ``path`` is the folder the workers read and write."""
+
+    number: int
+    path: Path
+    run_dir: Path
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What rank 0 wrote after everything had ended well; None if it did not."""
+        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+
+    @property
+    def log_file(self) -> Path:
+        """Everything the launcher and all ranks printed."""
+        return self.path / LOG
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """What the failed ranks said, in the order of time."""
+        reports = [read_json(path) for path in self.path.glob("failure_rank_*.json")]
+        return sorted(reports, key=lambda report: report["time"])
+
+
+def require_new(run_dir: Path) -> None:
+    """Make sure that a new run would overwrite nothing. What a dry run left is nothing.
+
+    Raises:
+        ConfigurationError: the directory holds a run already.
+    """
+    marks = (LOG, METRICS, RESULT)
+    started = any((path / mark).exists() for path in (run_dir / "attempts").glob("*") for mark in marks)
+    if started or any(checkpoint_dir(run_dir).glob("*")):
+        raise ConfigurationError(
+            [
+                error(
+                    "run-directory",
+                    "run_dir",
+                    f"{run_dir} already holds a run",
+                    "choose another run_dir, or go on with that run: checkpoint.resume=true",
+                )
+            ]
+        )
+
+
+def require_usable(run_dir: Path) -> None:
+    """Make sure that files can be written to ``run_dir``, without making it.
+
+    Raises:
+        ConfigurationError: something on the way is no folder, or may not be written to.
+    """
+    place = run_dir
+    try:
+        place = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+        reason = "is not a folder" if not place.is_dir() else "" if os.access(place, os.W_OK) else "cannot be written to"
+    except OSError as problem:
+        reason = f"cannot be used: {problem.strerror}"
+    if reason:
+        message = f"{place} {reason}" if place == run_dir else f"{run_dir} cannot be made: {place} {reason}"
+        raise ConfigurationError([error("run-directory", "run_dir", message, "choose a folder that can be written to")])
+
+
+def start_run(run_dir: Path, contents: RunContents) -> Attempt:
+    """Freeze the request of a new run and open its first attempt.
+
+    Raises:
+        ConfigurationError: the directory holds a run already.
+    """
+    require_new(run_dir)
+    request = run_dir / "request"
+    _write_contents(request, contents)
+    write_json(request / "run.json", {"run_name": run_dir.name, "wandb_id": secrets.token_hex(4)})
+    return _open_attempt(run_dir, contents, resume_tag=None)
+
+
+def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str) -> Attempt:
+    """Open the next attempt of an existing run, which goes on from the checkpoint ``resume_tag``.
+
+    Raises:
+        ConfigurationError: the directory holds no run.
+    """
+    if not (run_dir / "request" / "run.json").exists():
+        raise ConfigurationError(
+            [
+                error(
+                    "resume",
+                    "run_dir",
+                    f"{run_dir} holds no run to go on with",
+                    "name the directory of the run, or start a new one: checkpoint.resume=false",
+                )
+            ]
+        )
+    return _open_attempt(run_dir, contents, resume_tag=resume_tag)
+
+
+def recorded_words(run_dir: Path) -> CommandWords:
+    """What the newest attempt was started with; nothing if the directory holds no run."""
+    path = run_dir / "attempts" / str(_newest_attempt(run_dir)) / "attempt.json"
+    if not path.exists():
+        return CommandWords()
+    try:
+        attempt = read_json(path)
+        return CommandWords(overrides=tuple(attempt["overrides"]), config_dir=attempt["config_dir"])
+    except (ValueError, KeyError, TypeError, OSError) as problem:
+        message = f"{path} is damaged: {problem}"
+        raise ConfigurationError([error("resume", "run_dir", message, "restore the file, or start a new run")]) from None
+
+
+def checkpoint_dir(run_dir: Path) -> Path:
+    """Where the checkpoints of a run are."""
+    return run_dir / "checkpoints"
+
+
+@contextmanager
+def exclusive(run_dir: Path) -> Iterator[int]:
+    """Hold the run directory; two launches of one run would overwrite each other's checkpoints.
+
+    Gives the descriptor that is the lock: processes that inherit it hold the directory as long as they live.
+
+    Raises:
+        ConfigurationError: another process holds it, or its file system has no locks.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                [
+                    error(
+                        "run-directory",
+                        "run_dir",
+                        f"another launch is running in {run_dir}",
+                        "wait for it or stop it, or choose another run_dir",
+                    )
+                ]
+            ) from None
+        except OSError as problem:
+            message = f"{run_dir} cannot be locked: {problem.strerror}"
+            fix = "choose a run_dir on a file system with locks (NFS: with its lock service)"
+            raise ConfigurationError([error("run-directory", "run_dir", message, fix)]) from None
+        yield lock.fileno()
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` so that readers see all of it or the file before it."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that readers see all of it or the file before it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | None) -> Attempt:
+    number = 1 + _newest_attempt(run_dir)
+    attempt = Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir)
+    _write_contents(attempt.path, contents)
+    checkpoint_dir(run_dir).mkdir(exist_ok=True)
+    run = read_json(run_dir / "request" / "run.json")
+    write_json(
+        attempt.path / "attempt.json",
+        {
+            "attempt": number,
+            "run_name": run["run_name"],
+            "run_dir": str(run_dir),
+            "checkpoint_dir": str(checkpoint_dir(run_dir)),
+            "resume_tag": resume_tag,
+            "wandb_id": run["wandb_id"],
+            **asdict(contents.words),
+        },
+    )
+    return attempt
+
+
+def _newest_attempt(run_dir: Path) -> int:
+    """The number of the newest attempt; 0 if there is none."""
+    names = [path.name for path in (run_dir / "attempts").glob("*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _write_contents(folder: Path, contents: RunContents) -> None:
+    write_json(folder / "config.json", asdict(contents.config))
+    write_json(folder / "plan.json", contents.plan)
+    write_json(folder / "ds_config.json", contents.ds_config)
+    write_json(folder / "model.json", contents.model)

@@ -1,0 +1,62 @@
+"""What a tracker is, and several as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDescription:
+    """What a tracker is told of a run before its first entry: plain JSON values, nothing secret."""
+
+    run_name: str
+    attempt_dir: Path
+    config: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    ds_config: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Records a run. Only rank 0 has one. An entry is a flat mapping with a ``kind`` and a ``step``."""
+
+    def start(self, description: RunDescription) -> None:
+        """Open the record."""
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry; ``step`` never decreases."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Record the values that stand for the whole run."""
+
+    def finish(self, *, failed: bool) -> None:
+        """Close the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeTracker:
+    """Several trackers that hear the same."""
+
+    trackers: Sequence[Tracker]
+
+    def start(self, description: RunDescription) -> None:
+        """Open every record."""
+        for tracker in self.trackers:
+            tracker.start(description)
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Add an entry to every record."""
+        for tracker in self.trackers:
+            tracker.log(entry)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Tell every record."""
+        for tracker in self.trackers:
+            tracker.summary(values)
+
+    def finish(self, *, failed: bool) -> None:
+        """Close every record."""
+        for tracker in self.trackers:
+            tracker.finish(failed=failed)

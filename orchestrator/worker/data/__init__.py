@@ -1,0 +1,1 @@
+"""From text to the batches of a training step. Torch-free: arrays leave here as numpy."""

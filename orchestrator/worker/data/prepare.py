@@ -1,0 +1,87 @@
+"""The data of a run on this host: text to tokens, once, and the reader of this rank's batches."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.schema import DataSource, RunConfig
+from orchestrator.planning.layout import ParallelLayout
+from orchestrator.units import format_bytes, format_count, format_seconds
+from orchestrator.worker.data.batches import BatchReader, sample_order
+from orchestrator.worker.data.corpus import find_corpus
+from orchestrator.worker.data.tokenizer import obtain_tokenizer
+from orchestrator.worker.data.tokens import TokenFile, synthetic_token_file, token_file_of_text
+from orchestrator.worker.progress import say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedData:
+    """The token file of a run, and the tokenizer that made it (None for random tokens)."""
+
+    token_file: TokenFile
+    tokenizer_path: Path | None
+
+
+def prepare_data(config: RunConfig, *, model_vocab_size: int) -> PreparedData:
+    """Find or make the token file. Every process calls this; one of a host works and the others wait for it.
+
+    Raises:
+        ConfigurationError: the text or the tokenizer cannot be used.
+    """
+    started = time.monotonic()
+    cache_dir = Path(config.data.cache_dir)
+    if config.data.source is DataSource.synthetic:
+        token_file = synthetic_token_file(
+            num_tokens=config.data.synthetic_tokens, vocab_size=model_vocab_size, seed=config.seed, cache_dir=cache_dir
+        )
+        tokenizer_path = None
+        origin = "random"
+    else:
+        corpus = find_corpus(config.data)
+        origin = f"{len(corpus.files)} files, {format_bytes(corpus.num_bytes)} of {corpus.root}"
+        say(f"data: {origin}; tokenizer and tokens are made once and kept in {cache_dir.expanduser()}")
+        tokenizer = obtain_tokenizer(config.data, corpus, model_vocab_size=model_vocab_size)
+        token_file = token_file_of_text(corpus, tokenizer, cache_dir)
+        tokenizer_path = tokenizer.path
+    index = token_file.index
+    say(
+        f"data: {format_count(index.num_tokens)} tokens ({origin}), vocabulary {index.vocab_size}, "
+        f"entropy of the token frequencies {index.unigram_entropy:.3f} nats, "
+        f"ready after {format_seconds(time.monotonic() - started)}"
+    )
+    return PreparedData(token_file=token_file, tokenizer_path=tokenizer_path)
+
+
+def batch_reader(config: RunConfig, token_file: TokenFile, *, layout: ParallelLayout, rank: int) -> BatchReader:
+    """The reader of ``rank``'s batches.
+
+    Raises:
+        ConfigurationError: there are too few tokens for one training sequence.
+    """
+    order = sample_order(
+        num_tokens=token_file.index.num_tokens,
+        sequence_length=config.data.sequence_length,
+        held_out_fraction=config.data.held_out_fraction,
+        seed=config.seed,
+    )
+    return BatchReader(
+        tokens=token_file.tokens(),
+        order=order,
+        layout=layout,
+        rank=rank,
+        sequence_length=config.data.sequence_length,
+        ignore_fraction=config.data.ignore_fraction if config.data.source is DataSource.synthetic else 0.0,
+    )
+
+
+def data_identity(config: RunConfig, token_file: TokenFile) -> dict[str, Any]:
+    """What decides which sequence stands where in the training order: a position means nothing under another identity."""
+    return {
+        "data.source": token_file.index.sha256,
+        "data.sequence_length": config.data.sequence_length,
+        "data.held_out_fraction": config.data.held_out_fraction,
+        "seed": config.seed,
+    }

@@ -1,0 +1,130 @@
+"""The training loop: steps, and between them metrics, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+
+from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.tracking.tracker import Tracker
+from orchestrator.units import format_seconds
+from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.checkpoint import Position, save_checkpoint
+from orchestrator.worker.data.batches import BatchReader
+from orchestrator.worker.evaluate import held_out_loss
+from orchestrator.worker.memory import memory_peak
+from orchestrator.worker.metrics import StepOutcome, Throughput, diverged, evaluate_entry, perplexity, step_line, train_entry
+from orchestrator.worker.progress import say
+from orchestrator.worker.step import training_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Everything a training works with. ``tracker`` is there on rank 0 only."""
+
+    attempt: WorkerAttempt
+    spec: ModelSpec
+    engine: Any
+    reader: BatchReader
+    data_identity: Mapping[str, Any]
+    throughput: Throughput
+    tracker: Tracker | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """How a training ended. Losses are None if there was nothing to train on or to measure.
+
+    ``trained_steps`` and ``step_seconds`` are those of this attempt; evaluations and checkpoints are not in the time.
+    """
+
+    position: Position
+    final_loss: float | None
+    held_out_loss: float | None
+    trained_steps: int
+    step_seconds: float
+    checkpoint: Path | None
+
+
+def train(training: Training, position: Position) -> TrainingOutcome:
+    """Train from ``position`` to the last step; every rank calls it."""
+    config = training.attempt.config
+    batch_size = training.attempt.layout.train_batch_size
+    first_step, total_seconds, final_loss = position.step, 0.0, None
+    seconds_since_log: list[float] = []
+    checkpoint: Path | None = None
+    while position.step < config.training.max_steps:
+        started = time.monotonic()
+        outcome = training_step(
+            training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
+        )
+        # The device works behind our back; a step has taken the time until it is done.
+        get_accelerator().synchronize()
+        seconds_since_log.append(time.monotonic() - started)
+        total_seconds += seconds_since_log[-1]
+        position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
+        is_last = position.step == config.training.max_steps
+        final_loss = final_loss if outcome.skipped else outcome.loss
+        if is_last or position.step % config.training.log_every == 0:
+            _log_step(training, position, outcome, sum(seconds_since_log) / len(seconds_since_log))
+            seconds_since_log.clear()
+        if not is_last and _is_due(position.step, config.training.evaluate_every):
+            _evaluate(training, position)
+        if _is_due(position.step, config.checkpoint.save_every) or (is_last and config.checkpoint.save_at_end):
+            checkpoint = _save(training, position)
+    return TrainingOutcome(
+        position=position,
+        final_loss=final_loss,
+        held_out_loss=_evaluate(training, position),
+        trained_steps=position.step - first_step,
+        step_seconds=total_seconds,
+        checkpoint=checkpoint,
+    )
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _log_step(training: Training, position: Position, outcome: StepOutcome, step_seconds: float) -> None:
+    if training.tracker is None:
+        return
+    rates = training.throughput.rates(step_seconds)
+    entry = train_entry(
+        position.step,
+        outcome,
+        step_seconds=step_seconds,
+        rates=rates,
+        memory_bytes=memory_peak().peak_bytes,
+        consumed_samples=position.consumed_samples,
+    )
+    training.tracker.log(entry)
+    max_steps = training.attempt.config.training.max_steps
+    tokens_per_second = rates["tokens_per_second"]
+    say(step_line(position.step, max_steps, outcome, step_seconds=step_seconds, tokens_per_second=tokens_per_second))
+
+
+def _evaluate(training: Training, position: Position) -> float | None:
+    started = time.monotonic()
+    max_sequences = training.attempt.config.training.evaluate_sequences
+    loss = held_out_loss(training.engine, training.reader, max_sequences=max_sequences)
+    if loss is not None and not math.isfinite(loss):
+        raise diverged("held-out loss", loss, step=position.step)
+    if loss is not None and training.tracker is not None:
+        training.tracker.log(evaluate_entry(position.step, loss))
+        duration = format_seconds(time.monotonic() - started)
+        say(f"step {position.step}  held-out loss {loss:.4f}  perplexity {perplexity(loss):.2f}  {duration}")
+    return loss
+
+
+def _save(training: Training, position: Position) -> Path:
+    started = time.monotonic()
+    path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
+    say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
+    return path

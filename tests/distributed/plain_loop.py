@@ -1,0 +1,69 @@
+"""The reference: a training loop written by hand in plain torch, one process, the whole batch at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from orchestrator.models.build import build_model
+from orchestrator.models.initialization import initialize_parameters
+from orchestrator.planning.layout import ParallelLayout
+from orchestrator.planning.model_spec import model_spec_from_config
+from orchestrator.worker.attempt import read_attempt
+from orchestrator.worker.data.prepare import batch_reader, prepare_data
+from orchestrator.worker.lr_schedule import learning_rate
+
+
+def train_plainly(attempt_dir: Path) -> tuple[list[float], list[float]]:
+    """Loss and gradient norm of every step of an attempt, without DeepSpeed and our own loss, step and optimizer code."""
+    attempt = read_attempt(attempt_dir)
+    config = attempt.config
+    spec = model_spec_from_config(config.model)
+    model = build_model(spec, dtype=torch.float32)
+    initialize_parameters(model, spec, seed=config.seed)
+    norms_and_biases = {
+        id(p) for m in model.modules() for n, p in m.named_parameters(recurse=False) if is_norm(m) or n == "bias"
+    }
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if id(p) not in norms_and_biases]},
+            {"params": [p for p in model.parameters() if id(p) in norms_and_biases], "weight_decay": 0.0},
+        ],
+        betas=tuple(config.optimizer.betas),
+        eps=config.optimizer.eps,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    batch_size = attempt.layout.train_batch_size
+    whole_batch = ParallelLayout(
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        train_batch_size=batch_size,
+        train_micro_batch_size_per_gpu=batch_size,
+        gradient_accumulation_steps=1,
+    )
+    token_file = prepare_data(config, model_vocab_size=spec.vocab_size).token_file
+    reader = batch_reader(config, token_file, layout=whole_batch, rank=0)
+    losses, norms = [], []
+    for step in range(config.training.max_steps):
+        (batch,) = reader.training_step(step * batch_size)
+        logits = model(input_ids=torch.from_numpy(batch.input_ids)).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.labels).flatten())
+        for group in optimizer.param_groups:
+            schedule, max_steps = config.lr_scheduler, config.training.max_steps
+            group["lr"] = learning_rate(step, peak=config.optimizer.lr, schedule=schedule, max_steps=max_steps)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clipping)
+        assert norm > config.training.gradient_clipping, "a run that clips nothing does not test clipping"
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a LayerNorm or an RMSNorm of some family."""
+    return type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
