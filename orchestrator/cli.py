@@ -1,0 +1,303 @@
+"""The command line: a verb and Hydra overrides in, a report and an exit code out.
+
+The only place that prints, that turns errors into exit codes, and that exits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hydra import main as hydra_main
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from omegaconf import DictConfig
+from rich.console import Console, RenderableType
+
+from orchestrator.commands import compile as compile_command
+from orchestrator.commands import doctor, launch, validate
+from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
+from orchestrator.config import load
+from orchestrator.config.schema import Command, Output, RunConfig
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import Finding, error
+from orchestrator.report import help as help_text
+from orchestrator.report import text
+from orchestrator.run_dir import CommandWords, recorded_words
+
+_HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
+_HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
+_HYDRA_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p"}
+_WIDTH_OFF_TERMINAL = 160
+_WORDS_OF_ONE_START = {"run_dir", "output", "dry_run", "checkpoint.resume"}
+
+
+class SweepPointFailedError(CompactHydraException):
+    """A point of a multirun ended badly; Hydra goes on with the others and repeats this line at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The words of the command line, sorted."""
+
+    command: Command
+    overrides: list[str]
+    hydra_flags: list[str]
+    config_dir: Path | None
+    multirun: bool
+    wants_help: bool
+
+    @property
+    def wants_json(self) -> bool:
+        """Read before anything is composed: problems must be JSON as well."""
+        return wants_json(self.overrides)
+
+
+def wants_json(words: Sequence[str]) -> bool:
+    """Whether the last word on ``output`` is json, however Hydra lets it be written."""
+    named = [word.split("=", 1)[1].strip("'\" ") for word in words if word.lstrip("+").startswith("output=")]
+    return bool(named) and named[-1] == "json"
+
+
+def main() -> None:
+    """Entry point of the ``orchestrator`` console script."""
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output has gone; nothing more can be said, and Python must not try at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as problem:
+        if os.environ.get("HYDRA_FULL_ERROR"):
+            raise
+        message = f"internal error, a bug of the orchestrator: {type(problem).__name__}: {problem}"
+        if wants_json(sys.argv):
+            print(text.to_json({"verdict": "internal error", "message": message, "findings": []}))
+        print(message, file=sys.stderr)
+        print("HYDRA_FULL_ERROR=1 shows where; please report it with the command line", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    if not words or words[0] in ("--help", "-h", "help"):
+        _console(json_on_stdout=False).print(help_text.overview())
+        return OK if words else REFUSED
+    if words[0] == "--version":
+        print(f"orchestrator {metadata.version('orchestrator')}")
+        return OK
+    arguments, findings = parse(words)
+    if arguments is None:
+        return _refuse(findings, as_json=wants_json(words))
+    if arguments.wants_help:
+        _console(json_on_stdout=False).print(help_text.verb(arguments.command, _HELP[arguments.command]))
+        return OK
+    if findings:
+        return _refuse(findings, as_json=arguments.wants_json)
+    try:
+        return _run_command(arguments)
+    except ConfigurationError as problem:
+        return _refuse(problem.findings, as_json=arguments.wants_json)
+
+
+def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
+    """Sort the words after ``orchestrator``; None when the verb itself is unknown."""
+    verb, *rest = words
+    if verb not in Command.__members__:
+        known = ", ".join(Command)
+        return None, [
+            error(
+                "unknown-command",
+                "command",
+                f"there is no command {verb!r}",
+                f"use one of {known}; orchestrator --help explains them",
+            )
+        ]
+    overrides: list[str] = []
+    flags: list[str] = []
+    findings: list[Finding] = []
+    config_dir: Path | None = None
+    remaining = iter(rest)
+    for word in remaining:
+        name, _, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            config_dir = Path(value or next(remaining, "") or "(none given)")
+        elif name in _HYDRA_FLAGS:
+            flags += [word, next(remaining, "")] if name in _HYDRA_FLAGS_WITH_VALUE and not value else [word]
+        elif word.startswith("-") and word not in ("--help", "-h", "--multirun", "-m"):
+            findings.append(
+                error("unknown-flag", word, f"there is no flag {word}", "orchestrator launch --help lists what there is")
+            )
+        elif not word.startswith("-"):
+            overrides.append(word)
+    if config_dir is not None and not config_dir.is_dir():
+        findings.append(
+            error("config-dir", "--config-dir", f"{config_dir} is not a folder", "name a folder with config groups")
+        )
+    arguments = Arguments(
+        command=Command[verb],
+        overrides=overrides,
+        hydra_flags=flags,
+        config_dir=config_dir,
+        multirun=any(word in ("--multirun", "-m") for word in rest),
+        wants_help=any(word in ("--help", "-h") for word in rest),
+    )
+    if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
+        findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
+    if arguments.multirun and arguments.command is not Command.launch:
+        findings.append(error("multirun", "-m", f"{verb} plans one run", "sweep with launch -m"))
+    return arguments, findings
+
+
+def _run_command(arguments: Arguments) -> int:
+    overrides = [*arguments.overrides, f"command={arguments.command}"]
+    if arguments.hydra_flags:
+        return _hydra(arguments, overrides, lambda _composed: None)
+    if arguments.multirun:
+        load.check_sweep(overrides, config_dir=arguments.config_dir)
+        return _sweep(arguments, overrides)
+    config = load.load_config(overrides, config_dir=arguments.config_dir)
+    if arguments.command is not Command.launch:
+        return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
+    if config.checkpoint.resume:
+        arguments, overrides, config = _resumed(arguments, config)
+    prepared = launch.prepare(config, _words(arguments, config))
+    if isinstance(prepared, CommandResult):
+        return _finish(prepared, config.output)
+    return _launch(arguments, overrides, prepared)
+
+
+def _resumed(arguments: Arguments, config: RunConfig) -> tuple[Arguments, list[str], RunConfig]:
+    """A resume starts from the words the run was started with; what is given now changes them."""
+    recorded = recorded_words(Path(config.run_dir))
+    config_dir = arguments.config_dir or (Path(recorded.config_dir) if recorded.config_dir else None)
+    overrides = load.combine_overrides(recorded.overrides, arguments.overrides)
+    arguments = replace(arguments, overrides=overrides, config_dir=config_dir)
+    overrides = [*overrides, f"command={arguments.command}"]
+    return arguments, overrides, load.load_config(overrides, config_dir=config_dir)
+
+
+def _words(arguments: Arguments, config: RunConfig) -> CommandWords:
+    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
+    kept = [override for override in arguments.overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
+    paths = [f"{path}={load.quoted(value)}" for path, value in launch.absolute_paths(config).items()]
+    config_dir = str(arguments.config_dir.absolute()) if arguments.config_dir else None
+    return CommandWords(overrides=tuple(load.combine_overrides(kept, paths)), config_dir=config_dir)
+
+
+def _launch(arguments: Arguments, overrides: list[str], prepared: launch.PreparedLaunch) -> int:
+    """Run a prepared launch as Hydra's job, in the run directory that was prepared."""
+    codes: list[int] = []
+
+    def job(_composed: DictConfig) -> float | None:
+        try:
+            result = _start(prepared)
+        except ConfigurationError as problem:
+            # what cannot be known before the start: another launch has taken the run directory meanwhile
+            codes.append(_refuse(problem.findings, as_json=arguments.wants_json))
+            return None
+        codes.append(_finish(result, prepared.config.output))
+        return result.metric
+
+    failed = _hydra(arguments, [*overrides, f"run_dir={load.quoted(prepared.config.run_dir)}"], job)
+    return codes[0] if codes else failed
+
+
+def _sweep(arguments: Arguments, overrides: list[str]) -> int:
+    """Run every point of a multirun; the exit code is the worst of them."""
+    codes: list[int] = []
+
+    def job(composed: DictConfig) -> float | None:
+        metric = None
+        try:
+            config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
+            point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
+            prepared = launch.prepare(config, _words(point, config))
+            result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
+            metric = result.metric
+            codes.append(_finish(result, config.output))
+        except ConfigurationError as problem:
+            codes.append(_refuse(problem.findings, as_json=arguments.wants_json))
+        if codes[-1] == INTERRUPTED:
+            # not an Exception to Hydra, which would go on with the next point
+            raise KeyboardInterrupt
+        if codes[-1] != OK:
+            raise SweepPointFailedError(f"point {HydraConfig.get().job.num} ended with exit code {codes[-1]}")
+        return metric
+
+    failed = _hydra(arguments, overrides, job)
+    return max(codes) if any(codes) else failed
+
+
+def _start(prepared: launch.PreparedLaunch) -> CommandResult:
+    console = _console(json_on_stdout=prepared.config.output is Output.json)
+
+    def show(parts: Iterable[RenderableType]) -> None:
+        for part in parts:
+            console.print(part, soft_wrap=True)
+
+    return launch.start(prepared, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True), show)
+
+
+def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:
+    """Hand the command line to ``@hydra.main``: output directories, sweepers, completion, ``--cfg``, ``--info``."""
+    load.register_schema()
+    flags = [*arguments.hydra_flags, *(["--multirun"] if arguments.multirun else [])]
+    if arguments.config_dir is not None:
+        flags += ["--config-dir", str(arguments.config_dir)]
+    sys.argv = [sys.argv[0], *flags, *overrides]
+    decorated = hydra_main(config_path=load.CONFIG_PATH, config_name=load.CONFIG_NAME, version_base=load.VERSION_BASE)(job)
+    try:
+        decorated()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    return OK
+
+
+def _finish(result: CommandResult, output: Output) -> int:
+    if output is Output.json:
+        print(text.to_json(result.payload))
+    else:
+        console = _console(json_on_stdout=False)
+        for part in result.text:
+            console.print(part, soft_wrap=True)
+    return result.exit_code
+
+
+def _refuse(findings: Sequence[Finding], *, as_json: bool) -> int:
+    if as_json:
+        print(text.to_json({"verdict": "invalid", "findings": [finding.to_dict() for finding in findings]}))
+        return REFUSED
+    console = Console(stderr=True, soft_wrap=True, markup=False)
+    for line in text.findings_report(findings):
+        console.print(line)
+    return REFUSED
+
+
+def _console(*, json_on_stdout: bool) -> Console:
+    """Where people are spoken to: standard output, unless that is kept for JSON. Off a terminal, tables are not squeezed."""
+    console = Console(stderr=json_on_stdout, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_OFF_TERMINAL
+    return console
+
+
+_PURE_COMMANDS: dict[Command, Callable[[RunConfig], CommandResult]] = {
+    Command.validate: validate.run,
+    Command.compile: compile_command.run,
+    Command.doctor: doctor.run,
+}
+_HELP = {
+    Command.validate: validate.HELP,
+    Command.compile: compile_command.HELP,
+    Command.launch: launch.HELP,
+    Command.doctor: doctor.HELP,
+}

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.launch.machine import inspect_machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Checks of this folder are for machines with an NVIDIA device."""
+    has_device = bool(inspect_machine().devices)
+    for item in items:
+        if item.path.parent.name == "gpu":
+            item.add_marker(pytest.mark.gpu)
+            if not has_device:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

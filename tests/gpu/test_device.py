@@ -1,0 +1,35 @@
+"""What the CPU suite cannot show: NVML's facts, and a run on a real device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.launch.machine import inspect_machine
+from tests.cli.command_line import orchestrator
+
+
+def test_devices_are_those_of_torch() -> None:
+    names = [device.name for device in inspect_machine().devices]
+    assert names == [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_run_on_one_device_ends_well_and_near_its_predicted_memory(stage: int, tmp_path: Path) -> None:
+    words = (
+        "launch",
+        "experiment=smoke",
+        "cluster=dgx_h100",
+        "cluster.devices_per_host=1",
+        f"zero.stage={stage}",
+        "zero.reduce_bucket_size=1000000",
+        "zero.allgather_bucket_size=1000000",
+        "run_dir=run",
+        "output=json",
+    )
+    ended = orchestrator(*words, cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    memory = ended.json["result"]["memory"]
+    assert memory["measured_bytes"] <= memory["predicted_bytes"]
