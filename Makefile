@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 
-.PHONY: demo test check ops clean
+.PHONY: demo test test-grid check ops clean
 
 demo: $(VENV)/installed
-	$(BIN)/orchestrator launch
+	$(BIN)/orchestrator launch experiment=demo
 
 test: $(VENV)/installed-dev ops
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	# The same ninja as for the ops: another version would compile them again, in the middle of a test.
+	OMP_NUM_THREADS=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+
+# trains 150 combinations of layout, ZeRO, offload, schedule and recomputation, and writes the table of them
+test-grid: $(VENV)/installed-dev ops
+	DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 PATH="$(BIN):$$PATH" $(BIN)/python -m tests.grid_table tests/grid.md
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -20,10 +20,11 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import doctor, launch, validate
+from orchestrator.commands import doctor, export, launch, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.schema import Command, Output, RunConfig
+from orchestrator.config.enums import Command, Output
+from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
@@ -165,6 +166,8 @@ def _run_command(arguments: Arguments) -> int:
         load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
     config = load.load_config(overrides, config_dir=arguments.config_dir)
+    if arguments.command is Command.export:
+        return _export(arguments, config)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
     if config.checkpoint.resume:
@@ -173,6 +176,16 @@ def _run_command(arguments: Arguments) -> int:
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
     return _launch(arguments, overrides, prepared)
+
+
+def _export(arguments: Arguments, config: RunConfig) -> int:
+    findings = export.word_findings(arguments.overrides)
+    if findings:
+        raise ConfigurationError(findings)
+    prepared = export.prepare(config)
+    console = _console(json_on_stdout=config.output is Output.json)
+    result = export.start(prepared, lambda line: console.print(line, soft_wrap=True))
+    return _finish(result, config.output)
 
 
 def _resumed(arguments: Arguments, config: RunConfig) -> tuple[Arguments, list[str], RunConfig]:
@@ -299,5 +312,6 @@ _HELP = {
     Command.validate: validate.HELP,
     Command.compile: compile_command.HELP,
     Command.launch: launch.HELP,
+    Command.export: export.HELP,
     Command.doctor: doctor.HELP,
 }

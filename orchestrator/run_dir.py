@@ -32,6 +32,8 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 
 RESULT = "result.json"
+SWAP_OWNER = "owner.json"
+"""In the run's directory on an NVMe disk: whose it is."""
 METRICS = "metrics.jsonl"
 LOG = "launcher.log"
 

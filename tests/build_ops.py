@@ -12,9 +12,10 @@ from pathlib import Path
 def main() -> None:
     for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"):
         lock.unlink()
+    from deepspeed.ops.op_builder import AsyncIOBuilder
     from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
 
-    for builder in (ShareMemCommBuilder, CPUAdamBuilder):
+    for builder in (ShareMemCommBuilder, CPUAdamBuilder, AsyncIOBuilder):
         builder().load(verbose=False)
         print(f"{builder.NAME} is built")
 

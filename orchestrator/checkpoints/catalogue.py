@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,20 @@ class Manifest:
     """What a checkpoint holds.
 
     ``step`` counts the optimizer steps taken, ``consumed_samples`` the sequences they read; ``layout`` has the keys of
-    ``ParallelLayout.to_dict``; ``hf_config`` is the complete Hugging Face config of the model; ``created`` is seconds since
-    the epoch.
+    ``ParallelLayout.to_dict``; ``boundaries`` are the first layer of each pipeline stage and the number of layers;
+    ``fixed_options`` are further options, by their dotted names, that its files were written under; ``hf_config`` is the
+    complete Hugging Face config of the model; ``created`` is seconds since the epoch.
     """
 
     step: int
     consumed_samples: int
     layout: Mapping[str, int]
+    boundaries: Sequence[int]
     zero_stage: int
     dtype: str
     model_name: str
     num_parameters: int
+    fixed_options: Mapping[str, Any]
     hf_config: Mapping[str, Any]
     created: float
 
@@ -61,7 +64,8 @@ def tag_of(step: int) -> str:
 def write_manifest(tag_dir: Path, manifest: Manifest) -> None:
     """Declare the checkpoint in ``tag_dir`` complete, with the size of each of its files: the last act of a save."""
     temporary = tag_dir / f".{MANIFEST}"
-    sizes = {path.name: path.stat().st_size for path in tag_dir.iterdir() if path.is_file() and path.name[0] != "."}
+    files = [path for path in tag_dir.rglob("*") if path.is_file() and path.name[0] != "."]
+    sizes = {str(path.relative_to(tag_dir)): path.stat().st_size for path in files}
     with temporary.open("w", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(manifest), "files": sizes}, indent=2) + "\n")
         file.flush()
@@ -105,10 +109,12 @@ def resume_findings(
     manifest: Manifest,
     *,
     layout: Mapping[str, int],
+    boundaries: Sequence[int],
     zero_stage: int,
     dtype: str,
     model_name: str,
     num_parameters: int,
+    fixed_options: Mapping[str, Any],
     hf_config: Mapping[str, Any],
     max_steps: int,
 ) -> list[Finding]:
@@ -119,6 +125,13 @@ def resume_findings(
     findings = _model_findings(manifest, model_name, num_parameters, hf_config)
     findings += [
         _size_finding(name, manifest.layout[name], layout[name]) for name in SIZES if manifest.layout[name] != layout[name]
+    ]
+    if not findings and list(manifest.boundaries) != list(boundaries):
+        findings.append(_boundary_finding(manifest.boundaries, boundaries))
+    findings += [
+        _option_finding(name, manifest.fixed_options[name], value)
+        for name, value in fixed_options.items()
+        if manifest.fixed_options.get(name, value) != value
     ]
     if manifest.zero_stage != zero_stage:
         message = f"the checkpoint was written with ZeRO stage {manifest.zero_stage}, this run has stage {zero_stage}"
@@ -165,6 +178,20 @@ def _differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 def _size_finding(name: str, saved: int, wanted: int) -> Finding:
     message = f"the checkpoint was written with {name}={saved}, this run has {wanted}"
     return error("resume-layout", f"parallelism.{name}", message, f"resume on the devices for parallelism.{name}={saved}")
+
+
+def _option_finding(name: str, saved: Any, wanted: Any) -> Finding:
+    message = f"the checkpoint was written with {name}={saved}, this run has {wanted}"
+    return error("resume-option", name, message, f"{name}={saved}")
+
+
+def _boundary_finding(saved: Sequence[int], wanted: Sequence[int]) -> Finding:
+    folded = " of a folded pipeline (dual_pipe_v)" if len(saved) > len(wanted) else ""
+    message = (
+        f"the checkpoint was written with pipeline stages{folded} cut at layers {list(saved)}, this run cuts at {list(wanted)}"
+    )
+    fix = f"parallelism.partition_method=explicit parallelism.partition_boundaries={list(saved)}, and the schedule of the run"
+    return error("resume-partition", "parallelism.partition_method", message, fix)
 
 
 def _read_manifest(tag_dir: Path) -> Manifest | None:

@@ -30,8 +30,8 @@ def run(config: RunConfig) -> CommandResult:
     return CommandResult(exit_code=OK, payload=ds_config, text=[Text(json.dumps(ds_config, indent=2))])
 
 
-def compiled(config: RunConfig, plan: Plan) -> dict[str, Any]:
-    """The DeepSpeed configuration of a plan without errors."""
+def compiled(config: RunConfig, plan: Plan, *, nvme_directory: str | None = None) -> dict[str, Any]:
+    """The DeepSpeed configuration of a plan without errors; ``nvme_directory`` is a run's own folder on the NVMe disk."""
     assert plan.layout is not None
     return compile_config(
         config,
@@ -39,4 +39,5 @@ def compiled(config: RunConfig, plan: Plan) -> dict[str, Any]:
         train_batch_size=plan.layout.train_batch_size,
         train_micro_batch_size_per_gpu=plan.layout.train_micro_batch_size_per_gpu,
         gradient_accumulation_steps=plan.layout.gradient_accumulation_steps,
+        nvme_directory=nvme_directory,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FA
 from orchestrator.commands.validate import refusal
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
+from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.command import (
@@ -35,6 +38,7 @@ from orchestrator.launch.supervisor import Outcome, meaning, supervise
 from orchestrator.planning.plan import Plan
 from orchestrator.report import text
 from orchestrator.run_dir import (
+    SWAP_OWNER,
     Attempt,
     CommandWords,
     RunContents,
@@ -88,7 +92,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     config = with_absolute_paths(config)
     require_usable(Path(config.run_dir))
     plan = plan_run(config)
-    plan = plan.with_findings([*_trainable_findings(plan), *(host_findings(config, plan.cluster) if plan.cluster else ())])
+    plan = plan.with_findings(list(host_findings(config, plan.cluster)) if plan.cluster else [])
     if not plan.fits:
         return refusal(config, plan)
     assert plan.model is not None
@@ -120,6 +124,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
             return _dry_run(command, attempt)
         stop_seconds = config.launcher.stop_seconds
         outcome = supervise(command, log_file=attempt.log_file, echo=echo, stop_seconds=stop_seconds, keep_open=(lock,))
+        _remove_swap_files(config)
     return _ended(outcome, attempt)
 
 
@@ -127,6 +132,7 @@ def absolute_paths(config: RunConfig) -> dict[str, str]:
     """The options that name a file or folder and are set, absolute."""
     paths = {
         "model.config_path": config.model.config_path,
+        "model.pretrained": config.model.pretrained,
         "cluster.hostfile": config.cluster.hostfile,
         "offload.nvme_path": config.offload.nvme_path,
         "data.path": config.data.path,
@@ -145,22 +151,6 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     return config
 
 
-def _trainable_findings(plan: Plan) -> list[Finding]:
-    findings: list[Finding] = []
-    if plan.layout is None:
-        return findings
-    for field, size in (
-        ("parallelism.tensor_parallel_size", plan.layout.tensor_parallel_size),
-        ("parallelism.pipeline_parallel_size", plan.layout.pipeline_parallel_size),
-    ):
-        if size > 1:
-            message = f"{size} can be planned, but this version trains with data parallelism and ZeRO only"
-            findings.append(
-                error("trainable-layout", field, message, f"launch with {field}=1; validate and compile take it as it is")
-            )
-    return findings
-
-
 def _host_findings(config: RunConfig, run_dir: Path, num_parameters: int) -> list[Finding]:
     if not config.preflight.enabled:
         return []
@@ -175,10 +165,12 @@ def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list
         message = f"{checkpoint_dir(run_dir)} holds no complete checkpoint to go on from"
         fix = "name the run_dir of the run to go on with, or start anew in another run_dir: checkpoint.resume=false"
         raise ConfigurationError([error("resume", "checkpoint.resume", message, fix)])
-    assert plan.layout is not None and plan.model is not None
+    assert plan.layout is not None and plan.model is not None and plan.partition is not None
     findings = resume_findings(
         checkpoint.manifest,
         layout=plan.layout.to_dict(),
+        boundaries=plan.partition.boundaries,
+        fixed_options=fixed_options(config),
         zero_stage=config.zero.stage,
         dtype=config.precision.dtype,
         model_name=plan.model.name,
@@ -215,8 +207,25 @@ def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunConte
         "attention_implementation": plan.model.attention_implementation,
         "dropout": plan.model.dropout,
     }
-    ds_config = compiled(config, plan)
+    ds_config = compiled(config, plan, nvme_directory=_nvme_directory(config))
     return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words)
+
+
+def _nvme_directory(config: RunConfig) -> str | None:
+    """A folder of the run's own on the disk: two runs in one folder would read each other's swap files."""
+    if config.offload.nvme_path is None:
+        return None
+    digest = hashlib.sha256(config.run_dir.encode()).hexdigest()[:8]
+    return str(Path(config.offload.nvme_path) / f"orchestrator_{Path(config.run_dir).name}_{digest}")
+
+
+def _remove_swap_files(config: RunConfig) -> None:
+    """Workers that were killed could not remove what they had on this host's NVMe disk."""
+    directory = _nvme_directory(config)
+    if directory is None or not (Path(directory) / SWAP_OWNER).is_file():
+        return
+    if read_json(Path(directory) / SWAP_OWNER).get("run_dir") == config.run_dir:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:

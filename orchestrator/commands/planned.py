@@ -1,9 +1,11 @@
-"""The plan of a configuration, with what only this machine knows: the hostfile's text and the size of its RAM."""
+"""The plan of a configuration, with what only this machine knows: the hostfile's text, the size of its RAM, the weights."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.commands.pretrained import gives_the_shape, pretrained_findings, spoken_of_pretrained, with_pretrained_shape
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding
 from orchestrator.launch.hostfile import read_hostfile
@@ -16,13 +18,17 @@ from orchestrator.planning.plan import Plan, make_plan
 def plan_run(config: RunConfig) -> Plan:
     """Plan ``config``; everything that is wrong with it is among the plan's findings."""
     hosts, findings = _hosts(config)
-    return make_plan(config, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
+    shaped = with_pretrained_shape(config)
+    plan = make_plan(shaped, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
+    if gives_the_shape(config):
+        plan = replace(plan, findings=tuple(spoken_of_pretrained(plan.findings)))
+    return plan.with_findings(pretrained_findings(shaped, plan.model))
 
 
 def fixes_for(config: RunConfig, plan: Plan) -> tuple[Fix, ...]:
     """The smallest changes that make an infeasible plan fit; none for a plan that fits or is invalid."""
     hosts, _ = _hosts(config)
-    return find_fixes(config, plan, hosts=hosts, machine_memory_bytes=memory_limit_bytes())
+    return find_fixes(with_pretrained_shape(config), plan, hosts=hosts, machine_memory_bytes=memory_limit_bytes())
 
 
 def _hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:

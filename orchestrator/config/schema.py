@@ -7,128 +7,26 @@ from here. Sizes are optional where they can be derived (``null``), and the plan
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
 
-
-class Command(StrEnum):
-    """The verbs of the command line."""
-
-    validate = "validate"
-    compile = "compile"
-    launch = "launch"
-    doctor = "doctor"
-
-
-class Output(StrEnum):
-    """How a command speaks on standard output."""
-
-    text = "text"
-    json = "json"
-
-
-class Family(StrEnum):
-    """Model families whose shapes, parameter counts and parallel layers are known."""
-
-    gpt2 = "gpt2"
-    llama = "llama"
-    mistral = "mistral"
-    qwen2 = "qwen2"
-    qwen3 = "qwen3"
-    gpt_neox = "gpt_neox"
-
-
-class AttentionImplementation(StrEnum):
-    """Attention kernels, as Hugging Face names them."""
-
-    eager = "eager"
-    sdpa = "sdpa"
-    flash_attention_2 = "flash_attention_2"
-
-
-class Accelerator(StrEnum):
-    """What DeepSpeed calls the accelerator. ROCm devices are ``cuda`` to torch and to DeepSpeed."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    """Number formats of training."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class PartitionMethod(StrEnum):
-    """How layers are cut into pipeline stages."""
-
-    uniform = "uniform"
-    parameters = "parameters"
-
-
-class PipelineSchedule(StrEnum):
-    """Order of forward and backward passes of a pipeline."""
-
-    one_f_one_b = "one_f_one_b"
-    gpipe = "gpipe"
-
-
-class OffloadDevice(StrEnum):
-    """Where ZeRO keeps what it offloads."""
-
-    none = "none"
-    cpu = "cpu"
-    nvme = "nvme"
-
-
-class RecomputePolicy(StrEnum):
-    """Which activations are dropped in the forward pass and computed again in the backward pass."""
-
-    none = "none"
-    full = "full"
-
-
-class OptimizerType(StrEnum):
-    """Optimizers, as DeepSpeed names them."""
-
-    AdamW = "AdamW"
-
-
-class LrSchedule(StrEnum):
-    """Shapes of the learning rate after the warmup."""
-
-    constant = "constant"
-    cosine = "cosine"
-    wsd = "wsd"
-
-
-class DataSource(StrEnum):
-    """Where the training text comes from."""
-
-    python_stdlib = "python_stdlib"
-    text = "text"
-    synthetic = "synthetic"
-
-
-class WandbMode(StrEnum):
-    """How Weights & Biases is used; ``auto`` is online with a key and offline without."""
-
-    auto = "auto"
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
-
-
-class LauncherBackend(StrEnum):
-    """How DeepSpeed's launcher reaches the hosts; ``auto`` is local for one host and pdsh for several."""
-
-    auto = "auto"
-    local = "local"
-    pdsh = "pdsh"
+from orchestrator.config.enums import (
+    Accelerator,
+    AttentionImplementation,
+    Command,
+    DataSource,
+    Family,
+    LauncherBackend,
+    LrSchedule,
+    OffloadDevice,
+    OptimizerType,
+    Output,
+    PipelineSchedule,
+    Precision,
+    RecomputePolicy,
+    WandbMode,
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,6 +37,8 @@ class ModelConfig:
     """Name of the model in reports and run directories."""
     config_path: str | None = None
     """A local Hugging Face folder, or its ``config.json``; the size fields below then stay null."""
+    pretrained: str | None = None
+    """A local Hugging Face folder with safetensors to start from; ``config_path`` null = the shape is its own."""
     family: Family | None = None
     """Model family; with ``config_path`` it is read from ``model_type``."""
     vocab_size: int | None = None
@@ -219,10 +119,14 @@ class ParallelismConfig:
     """Pipeline stages."""
     data_parallel_size: int | None = None
     """Replicas of the model; null = devices / (tensor x pipeline)."""
-    partition_method: PartitionMethod = PartitionMethod.uniform
-    """How layers are cut into pipeline stages."""
+    sequence_parallel: bool = False
+    """Norms, dropout and residuals see a share of the sequence on each tensor-parallel rank, whose number must divide it."""
+    partition_method: str = "uniform"
+    """How layers are cut into pipeline stages: uniform, parameters, balanced, type:REGEX (layer class) or explicit."""
+    partition_boundaries: list[int] | None = None
+    """With explicit: the first layer of each stage and the number of layers, ``[0, 4, 9]``."""
     schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
-    """Order of the passes of a pipeline."""
+    """one_f_one_b; gpipe: all forwards, then all backwards; dual_pipe_v: 2 stages a rank, at least 2 x stages micro-batches."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -263,6 +167,8 @@ class OffloadConfig:
     """Where optimizer states (and the optimizer step) live."""
     param_device: OffloadDevice = OffloadDevice.none
     """Where parameters live between uses (stage 3)."""
+    optimizer_ratio: float = 1.0
+    """Share of the optimizer states that is offloaded, above 0 to 1; the rest stays on the device (stage 3, CPU)."""
     nvme_path: str | None = None
     """Folder on a local NVMe disk of every host; required when a device above is nvme."""
     pin_memory: bool = True
@@ -273,6 +179,8 @@ class OffloadConfig:
     """Swap buffers for NVMe parameters."""
     param_buffer_size: int = 100_000_000
     """Elements of one NVMe parameter buffer; the largest parameter partition must fit in."""
+    param_max_in_cpu: int = 1_000_000_000
+    """Elements of NVMe parameters that a rank keeps in host memory all the same; only what exceeds it goes to the disk."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -300,7 +208,13 @@ class ActivationCheckpointingConfig:
     """Activation recomputation (gradient checkpointing)."""
 
     policy: RecomputePolicy = RecomputePolicy.none
-    """none keeps every activation; full keeps the input of each layer and computes the rest again."""
+    """none; full keeps the input of each layer; every_k_layers of each group of layers; selective all but the attention."""
+    interval: int = 2
+    """Layers of one group (policy every_k_layers)."""
+    partition_activations: bool = False
+    """With full or every_k_layers: each tensor-parallel rank keeps its share of the inputs that recomputation starts from."""
+    cpu_checkpointing: bool = False
+    """With full or every_k_layers: the inputs that recomputation starts from are kept in host memory."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -389,6 +303,10 @@ class TrainingConfig:
     """Optimizer steps of the whole run."""
     gradient_clipping: float = 1.0
     """Largest global gradient norm; 0 = off."""
+    label_smoothing: float = 0.0
+    """Share of the target's probability that is spread over the vocabulary, 0 to below 1; held-out losses are not smoothed."""
+    freeze: list[str] = field(default_factory=list)
+    """Regular expressions; a parameter in whose name one is found is not trained: ``"training.freeze=['layers\\.0\\.']"``."""
     evaluate_every: int = 0
     """Optimizer steps between evaluations on the held-out part; 0 = only at the end."""
     evaluate_sequences: int = 256
@@ -409,6 +327,20 @@ class CheckpointConfig:
     """Newest checkpoints to keep; 0 = all."""
     resume: bool = False
     """Go on from the newest complete checkpoint of run_dir, as a new attempt. Finding none is an error."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ExportConfig:
+    """``export``: a checkpoint of ``run_dir`` as a Hugging Face folder."""
+
+    output: str | None = None
+    """Folder to write; it must not exist yet. null = ``export`` in run_dir."""
+    tag: str | None = None
+    """The checkpoint, as it is called in run_dir/checkpoints; null = the newest complete one."""
+    dtype: Precision | None = None
+    """Format of the exported weights; null = the run's."""
+    max_shard_gb: float = 5.0
+    """A safetensors file is not made larger, GB."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -486,6 +418,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.schema import OffloadDevice, Precision, RecomputePolicy, RunConfig
+from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision
+from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation
 
 NEVER = 2**31 - 1
@@ -27,13 +28,16 @@ def compile_config(
     train_batch_size: int,
     train_micro_batch_size_per_gpu: int,
     gradient_accumulation_steps: int,
+    nvme_directory: str | None = None,
 ) -> dict[str, Any]:
     """The JSON object for ``deepspeed.initialize(config=...)``.
 
-    ``settings`` are those of ``config`` (``resolve_settings``), the batch sizes those of its layout. Only blocks that are in
-    use appear, and only keys that the ZeRO stage reads. There is no scheduler block (the worker owns the schedule) and no
-    monitor block (the worker owns the tracking).
+    ``settings`` are those of ``config`` (``resolve_settings``), the batch sizes those of its layout. ``nvme_directory`` is the
+    directory of the run's own on the disk; without it ``offload.nvme_path`` is written. Only blocks that are in use appear,
+    and only keys that the ZeRO stage reads. There is no scheduler block (the worker owns the schedule), no monitor block (the
+    worker owns the tracking) and no ``activation_checkpointing`` block (the model recomputes by itself).
     """
+    nvme_path = nvme_directory or settings.nvme_path
     compiled: dict[str, Any] = {
         "train_batch_size": train_batch_size,
         "train_micro_batch_size_per_gpu": train_micro_batch_size_per_gpu,
@@ -47,7 +51,7 @@ def compile_config(
         "gradient_predivide_factor": settings.gradient_predivide_factor,
         "communication_data_type": settings.communication_data_type.value,
         "data_types": {"grad_accum_dtype": settings.grad_accum_dtype.value},
-        "zero_optimization": _zero_block(settings),
+        "zero_optimization": _zero_block(settings, nvme_path),
         "optimizer": _optimizer_block(config, settings),
     }
     if settings.dtype is Precision.bf16:
@@ -61,7 +65,7 @@ def compile_config(
     return compiled
 
 
-def _zero_block(settings: DeepSpeedSettings) -> dict[str, Any]:
+def _zero_block(settings: DeepSpeedSettings, nvme_path: str | None) -> dict[str, Any]:
     block: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.zero_stage == 0:
         return block
@@ -85,19 +89,21 @@ def _zero_block(settings: DeepSpeedSettings) -> dict[str, Any]:
             "round_robin_gradients": settings.round_robin_gradients,
         }
     if settings.offloads_optimizer:
-        block["offload_optimizer"] = _offload_optimizer_block(settings)
+        block["offload_optimizer"] = _offload_optimizer_block(settings, nvme_path)
     if settings.offloads_parameters and settings.zero_stage == 3:
-        block["offload_param"] = _offload_param_block(settings)
+        block["offload_param"] = _offload_param_block(settings, nvme_path)
     return block
 
 
-def _offload_optimizer_block(settings: DeepSpeedSettings) -> dict[str, Any]:
-    block = {"device": settings.offload_optimizer_device.value, "pin_memory": settings.pin_memory}
+def _offload_optimizer_block(settings: DeepSpeedSettings, nvme_path: str | None) -> dict[str, Any]:
+    block: dict[str, Any] = {"device": settings.offload_optimizer_device.value, "pin_memory": settings.pin_memory}
+    if settings.zero_stage == 3:
+        block["ratio"] = settings.optimizer_ratio
     if settings.offload_optimizer_device is not OffloadDevice.nvme:
         return block
     return {
         **block,
-        "nvme_path": settings.nvme_path,
+        "nvme_path": nvme_path,
         "buffer_count": settings.optimizer_buffer_count,
         "pipeline_read": False,
         "pipeline_write": False,
@@ -105,13 +111,13 @@ def _offload_optimizer_block(settings: DeepSpeedSettings) -> dict[str, Any]:
     }
 
 
-def _offload_param_block(settings: DeepSpeedSettings) -> dict[str, Any]:
+def _offload_param_block(settings: DeepSpeedSettings, nvme_path: str | None) -> dict[str, Any]:
     block = {"device": settings.offload_param_device.value, "pin_memory": settings.pin_memory}
     if settings.offload_param_device is not OffloadDevice.nvme:
         return block
     return {
         **block,
-        "nvme_path": settings.nvme_path,
+        "nvme_path": nvme_path,
         "buffer_count": settings.param_buffer_count,
         "buffer_size": settings.param_buffer_size,
         "max_in_cpu": settings.param_max_in_cpu,
@@ -147,11 +153,17 @@ def _fp16_block(config: RunConfig) -> dict[str, Any]:
 
 
 def _pipeline_block(config: RunConfig) -> dict[str, Any]:
-    """Non-reentrant checkpointing: the reentrant one fails on the token ids of the first stage."""
-    recomputes = config.activation_checkpointing.policy is RecomputePolicy.full
+    """How the stages exchange activations and gradients: cut over the tensor-parallel ranks, and gathered behind the wire.
+
+    With sequence parallelism they are cut already, and DeepSpeed's DualPipeV engine cannot. The interval is 0 because the
+    model recomputes by itself; ``use_reentrant`` is only written so that DeepSpeed leaves its checkpoint function alone.
+    """
+    parallelism = config.parallelism
+    whole_on_each_rank = parallelism.tensor_parallel_size > 1 and not parallelism.sequence_parallel
+    partitioned = whole_on_each_rank and parallelism.schedule is not PipelineSchedule.dual_pipe_v
     return {
-        "activation_checkpoint_interval": 1 if recomputes else 0,
-        "use_reentrant": False,
-        "pipe_partitioned": True,
-        "grad_partitioned": True,
+        "activation_checkpoint_interval": 0,
+        "use_reentrant": True,
+        "pipe_partitioned": partitioned,
+        "grad_partitioned": partitioned,
     }

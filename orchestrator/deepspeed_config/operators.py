@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from orchestrator.config.schema import Accelerator, OffloadDevice, RunConfig
+from orchestrator.config.enums import Accelerator, OffloadDevice
+from orchestrator.config.schema import RunConfig
 
 
 def needed_operators(config: RunConfig) -> list[str]:

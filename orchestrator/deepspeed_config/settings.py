@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.config.schema import Accelerator, OffloadDevice, Precision, RunConfig
-
-MAX_PARAMS_IN_CPU = 1_000_000_000
-"""Elements of parameters that ``offload_param.device=nvme`` keeps in host RAM before it uses the disk (DeepSpeed's default)."""
+from orchestrator.config.enums import Accelerator, OffloadDevice, Precision
+from orchestrator.config.schema import RunConfig
 
 
 class OptimizerWrapper(StrEnum):
@@ -65,6 +63,7 @@ class DeepSpeedSettings:
     stage3_max_reuse_distance: int
     offload_optimizer_device: OffloadDevice
     offload_param_device: OffloadDevice
+    optimizer_ratio: float
     nvme_path: str | None
     pin_memory: bool
     optimizer_buffer_count: int
@@ -130,12 +129,13 @@ def resolve_settings(config: RunConfig) -> DeepSpeedSettings:
         stage3_max_reuse_distance=config.zero.stage3_max_reuse_distance,
         offload_optimizer_device=offload_optimizer,
         offload_param_device=config.offload.param_device,
+        optimizer_ratio=config.offload.optimizer_ratio,
         nvme_path=config.offload.nvme_path,
         pin_memory=config.offload.pin_memory,
         optimizer_buffer_count=config.offload.optimizer_buffer_count,
         param_buffer_count=config.offload.param_buffer_count,
         param_buffer_size=config.offload.param_buffer_size,
-        param_max_in_cpu=MAX_PARAMS_IN_CPU,
+        param_max_in_cpu=config.offload.param_max_in_cpu,
         gradient_clipping=config.training.gradient_clipping,
         prescale_gradients=config.communication.prescale_gradients,
         gradient_predivide_factor=config.communication.gradient_predivide_factor,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config.schema import Accelerator, LauncherBackend, RunConfig
+from orchestrator.config.enums import Accelerator, LauncherBackend
+from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error
 from orchestrator.launch.machine import free_port, scripts_dir
 from orchestrator.planning.cluster_spec import ClusterSpec

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import socket
+import sys
 import sysconfig
 import time
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ import pynvml
 from orchestrator.deepspeed_config.operators import build_locks, extensions_dir, is_built
 
 PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "tokenizers", "wandb")
-TOOLS = ("g++", "ninja", "pdsh", "ssh", "numactl")
+TOOLS = ("g++", "ninja", "libaio", "pdsh", "ssh", "numactl")
+"""Programs, and the library that NVMe offload is compiled against."""
+_LIBAIO = ("/usr/include/libaio.h", "/usr/local/include/libaio.h", f"{sys.prefix}/include/libaio.h")
 OPS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "async_io")
 
 
@@ -109,6 +112,8 @@ def scripts_dir() -> Path:
 
 
 def _find_tool(name: str) -> str | None:
+    if name == "libaio":
+        return next((path for path in _LIBAIO if Path(path).exists()), None)
     beside = scripts_dir() / name
     return str(beside) if beside.is_file() else shutil.which(name)
 

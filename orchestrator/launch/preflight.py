@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from importlib import metadata
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from orchestrator.config.schema import Accelerator, AttentionImplementation, LauncherBackend, RunConfig
+from orchestrator.config.enums import Accelerator, AttentionImplementation, LauncherBackend
+from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.operators import needed_operators
 from orchestrator.findings import Finding, error, info, warning
 from orchestrator.launch.machine import PACKAGES, Machine, port_is_free
@@ -53,12 +55,21 @@ def _named_files(config: RunConfig) -> Iterator[Finding]:
     for option, path in (("data.path", config.data.path), ("data.tokenizer_path", config.data.tokenizer_path)):
         if path and not Path(path).exists():
             yield error("data-file", option, f"{path} does not exist on this host", "correct the path")
+    disk = config.offload.nvme_path
+    if disk and not _can_make(Path(disk)):
+        fix = "name a folder on a local disk of every host that this user may write to"
+        yield error("nvme-directory", "offload.nvme_path", f"{disk} cannot be written to on this host", fix)
     kernel = config.model.attention_implementation
     if kernel is AttentionImplementation.flash_attention_2 and find_spec("flash_attn") is None:
         fix = "pip install flash-attn, or model.attention_implementation=sdpa"
         yield error(
             "package", "model.attention_implementation", f"{kernel} needs the package flash-attn, which is missing", fix
         )
+
+
+def _can_make(folder: Path) -> bool:
+    parent = _existing_parent(folder)
+    return parent.is_dir() and os.access(parent, os.W_OK)
 
 
 def _existing_parent(path: Path) -> Path:
@@ -117,7 +128,8 @@ def _ops(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     if not missing:
         return
     names = ", ".join(missing)
-    for tool, package in (("g++", "g++"), ("ninja", "ninja-build")):
+    needed = [("g++", "g++"), ("ninja", "ninja-build"), *([("libaio", "libaio-dev")] if "async_io" in missing else [])]
+    for tool, package in needed:
         if machine.tools[tool] is None:
             message = f"{names} must be compiled and {tool} is missing"
             yield error("compiler", tool, message, f"apt-get install {package} (or your system's package of it)")
@@ -125,7 +137,7 @@ def _ops(machine: Machine, config: RunConfig) -> Iterator[Finding]:
         "ops",
         "TORCH_EXTENSIONS_DIR",
         f"not built yet: {names}",
-        "nothing to do: the first start compiles them, about a minute each",
+        "nothing to do: the first start compiles them, about a minute each, async_io several",
     )
 
 

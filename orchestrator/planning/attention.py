@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.config.schema import Accelerator, AttentionImplementation
+from orchestrator.config.enums import Accelerator, AttentionImplementation
+from orchestrator.planning.families import rotary_fraction
 from orchestrator.planning.model_spec import ModelSpec
-from orchestrator.planning.parameters import Size, ceil_divide
+from orchestrator.planning.parameters import LayerWidths, Size, ceil_divide
 
 FP32_BYTES = 4
 STATISTIC_BYTES = 4
@@ -45,8 +46,16 @@ def sliding_window(spec: ModelSpec) -> SlidingWindow | None:
     if layer_types is not None:
         layers = list(layer_types).count("sliding_attention")
     else:
-        layers = max(0, spec.num_hidden_layers - int(hf_config.get("max_window_layers", facts.first_sliding_layer)))
+        from_first = max(0, spec.num_hidden_layers - int(hf_config.get("max_window_layers", facts.first_sliding_layer)))
+        layers = ceil_divide(from_first, facts.sliding_layer_stride)
     return SlidingWindow(tokens=tokens, layers=layers) if layers else None
+
+
+def score_softcap(spec: ModelSpec) -> float | None:
+    """The cap that attention scores run into, or ``None``."""
+    key = spec.facts.score_softcap_key
+    cap: float | None = None if key is None else spec.hf_config.get(key, spec.facts.score_softcap)
+    return cap
 
 
 def attention_kernel(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> AttentionKernel:
@@ -80,21 +89,81 @@ def saved_attention_bytes(
     widths = spec.layer_widths(tensor_parallel_size)
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
     kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
-    output = widths.query * dtype_bytes
+    output, mask = widths.query * dtype_bytes, 0
     if kernel is AttentionKernel.fused:
         masked = _is_masked(spec, sequence_length)
         # With an explicit mask Hugging Face copies each key head to its query heads, and torch turns the mask into numbers.
         key_value = masked * widths.query + (1 - masked) * widths.key_value
-        mask = masked * sequence_length * dtype_bytes
-        per_token = (widths.query + 2 * key_value) * dtype_bytes + output + heads * STATISTIC_BYTES + mask
+        per_token = (widths.query + 2 * key_value) * dtype_bytes + output + heads * STATISTIC_BYTES
+        mask = masked * sequence_length * sequence_length * dtype_bytes
     else:
         inputs = 3 * widths.query * (FP32_BYTES if kernel is AttentionKernel.math else dtype_bytes)
-        scores = _saved_score_bytes(spec, kernel, dtype_bytes=dtype_bytes, accelerator=accelerator)
-        per_token = inputs + output + heads * sequence_length * scores
+        scores = _score_bytes(
+            spec,
+            kernel,
+            sequence_length=sequence_length,
+            dtype_bytes=dtype_bytes,
+            tensor_parallel_size=tensor_parallel_size,
+            accelerator=accelerator,
+        )
+        per_token = inputs + output + scores
     fused_matrix = _fused_matrix_elements(
-        spec, kernel, micro_batch=micro_batch, query_width=widths.query, dtype_bytes=dtype_bytes
+        spec, kernel, widths, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes
     )
-    return tokens * (per_token + fused_matrix * dtype_bytes)
+    return tokens * (per_token + fused_matrix * dtype_bytes) + mask
+
+
+def attention_boundary_bytes(spec: ModelSpec, *, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
+    """Bytes a token of what goes into the attention function and comes out of it, when all between is recomputed.
+
+    Query, key and value, each key and value head once, and the output. Out of one matrix the value is a view of its whole
+    output, which a rotated query and key are not.
+    """
+    widths = spec.layer_widths(tensor_parallel_size)
+    inputs = widths.query + 2 * widths.key_value
+    if spec.facts.fused_query_key_value and not spec.facts.learned_positions:
+        inputs = inputs + widths.query + widths.key_value
+    return (inputs + widths.query) * dtype_bytes
+
+
+def recomputed_attention_bytes(
+    spec: ModelSpec,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size,
+    accelerator: Accelerator,
+) -> Size:
+    """Bytes that recomputing the attention function makes beside what ``attention_boundary_bytes`` counts.
+
+    The scores, and what the two products read where it is not the function's own input: key and value heads are repeated,
+    a batched product copies an input whose heads lie apart in memory, and the math kernel scales query and key.
+    """
+    widths = spec.layer_widths(tensor_parallel_size)
+    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    if kernel is AttentionKernel.fused:
+        heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
+        return micro_batch * sequence_length * (widths.query * dtype_bytes + heads * STATISTIC_BYTES)
+    grouped = spec.num_key_value_heads < spec.num_attention_heads
+    batched = (micro_batch > 1) * 1
+    if kernel is AttentionKernel.math:
+        value = 1 if grouped or dtype_bytes < FP32_BYTES else batched
+        inputs = widths.query * (2 + value) * FP32_BYTES
+    else:
+        in_order = rotary_fraction(spec.hf_config, spec.facts) is not None and not spec.facts.learned_positions
+        query = 0 if in_order else batched
+        key, value = (1, 1) if grouped else (query, batched)
+        inputs = widths.query * (query + key + value) * dtype_bytes
+    scores = _score_bytes(
+        spec,
+        kernel,
+        sequence_length=sequence_length,
+        dtype_bytes=dtype_bytes,
+        tensor_parallel_size=tensor_parallel_size,
+        accelerator=accelerator,
+    )
+    return micro_batch * sequence_length * (inputs + scores)
 
 
 def score_gradient_bytes(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> int:
@@ -113,8 +182,17 @@ def score_gradient_bytes(spec: ModelSpec, *, dtype_bytes: int, accelerator: Acce
             return 2 * FP32_BYTES - dtype_bytes if cast else 2 * dtype_bytes
 
 
-def _saved_score_bytes(spec: ModelSpec, kernel: AttentionKernel, *, dtype_bytes: int, accelerator: Accelerator) -> int:
-    """Bytes kept for each pair of tokens and head: the softmax, its cast, and with dropout the mask and what is left."""
+def _score_bytes(
+    spec: ModelSpec,
+    kernel: AttentionKernel,
+    *,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size,
+    accelerator: Accelerator,
+) -> Size:
+    """Bytes a token of all heads' scores: the softmax, its cast, the cap, and with dropout the mask and what is left."""
+    pairs = ceil_divide(spec.num_attention_heads, tensor_parallel_size) * sequence_length
     if kernel is AttentionKernel.math:
         work_bytes, softmax = FP32_BYTES, FP32_BYTES
     else:
@@ -122,30 +200,42 @@ def _saved_score_bytes(spec: ModelSpec, kernel: AttentionKernel, *, dtype_bytes:
         work_bytes, softmax = dtype_bytes, FP32_BYTES if cast else dtype_bytes
         if cast and spec.dropout == 0:
             softmax += dtype_bytes
+        if score_softcap(spec) is not None:
+            softmax += dtype_bytes
     if spec.dropout > 0:
-        return softmax + work_bytes + mask_element_bytes(work_bytes, accelerator)
-    return softmax
+        softmax += work_bytes + mask_element_bytes(work_bytes, accelerator)
+    return pairs * softmax
 
 
 def _fused_matrix_elements(
-    spec: ModelSpec, kernel: AttentionKernel, *, micro_batch: Size, query_width: Size, dtype_bytes: int
+    spec: ModelSpec,
+    kernel: AttentionKernel,
+    widths: LayerWidths,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
 ) -> Size:
     """Elements a token that a fused query-key-value matrix keeps beside query, key and value.
 
     The value is a view of the whole matrix output. Where query and key were made anew (rotated, or scaled by the math
     kernel), it keeps their old selves alive; a batched product copies it, unless the batch has one row or the format
-    changes. GPT-NeoX's rotation also leaves the heads in an order that the fused kernels' output has to be copied from.
+    changes, and so does the repetition of key heads. Rotating a part of each head leaves query and key in an order that the
+    fused kernels' output has to be copied from.
     """
     if not spec.facts.fused_query_key_value:
         return 0
+    grouped = spec.num_key_value_heads < spec.num_attention_heads
+    old_selves = widths.query + widths.key_value
     rotary = not spec.facts.learned_positions
     match kernel:
         case AttentionKernel.fused:
-            return 3 * query_width if rotary else 0
+            repeated = _is_masked(spec, sequence_length) if grouped else 0
+            return ((1 - repeated) * old_selves + widths.query) * rotary
         case AttentionKernel.eager:
-            return 2 * query_width * (micro_batch == 1) if rotary else 0
+            return old_selves * (micro_batch == 1) if rotary and not grouped else 0
         case AttentionKernel.math:
-            return 2 * query_width * (micro_batch == 1) if dtype_bytes == FP32_BYTES else 0
+            return old_selves * (micro_batch == 1) if dtype_bytes == FP32_BYTES and not grouped else 0
 
 
 def _is_masked(spec: ModelSpec, sequence_length: Size) -> Size:

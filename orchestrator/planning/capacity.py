@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.config.schema import Accelerator, OffloadDevice, RecomputePolicy, RunConfig
+from orchestrator.config.enums import Accelerator, OffloadDevice, RecomputePolicy
+from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error, warning
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory
+from orchestrator.planning.partition import PARAMETERS, UNIFORM
 from orchestrator.units import format_bytes
 
 DEVICE_MEMORY = "device-memory"
@@ -61,7 +63,9 @@ def _device_remedies(config: RunConfig, layout: ParallelLayout) -> Iterator[str]
     """Changes that this configuration has not made yet, the cheapest in speed first."""
     pipeline = layout.pipeline_parallel_size > 1
     highest = 1 if pipeline else 3
-    if config.activation_checkpointing.policy is RecomputePolicy.none:
+    if layout.tensor_parallel_size > 1 and not config.parallelism.sequence_parallel:
+        yield "parallelism.sequence_parallel=true"
+    if config.activation_checkpointing.policy in (RecomputePolicy.none, RecomputePolicy.selective):
         yield "activation_checkpointing.policy=full"
     if layout.train_micro_batch_size_per_gpu > 1:
         yield "training.train_micro_batch_size_per_gpu=1"
@@ -71,6 +75,8 @@ def _device_remedies(config: RunConfig, layout: ParallelLayout) -> Iterator[str]
         yield f"offload.optimizer_device=cpu at zero.stage={max(highest, config.zero.stage)}"
     if config.offload.param_device is OffloadDevice.none and not pipeline:
         yield "offload.param_device=cpu at zero.stage=3"
+    if pipeline and config.parallelism.partition_method in (UNIFORM, PARAMETERS):
+        yield "parallelism.partition_method=balanced"
     if pipeline:
         yield "more pipeline stages (parallelism.pipeline_parallel_size)"
     yield "more devices (cluster.hosts)"
@@ -99,8 +105,10 @@ def _host_remedies(config: RunConfig) -> Iterator[str]:
         yield "offload.pin_memory=false (pinned blocks are rounded up to powers of two)"
     if config.cluster.accelerator is Accelerator.cpu:
         yield "fewer processes on each host (cluster.devices_per_host)"
-        if config.activation_checkpointing.policy is RecomputePolicy.none:
+        if config.activation_checkpointing.policy in (RecomputePolicy.none, RecomputePolicy.selective):
             yield "activation_checkpointing.policy=full"
+    if config.activation_checkpointing.cpu_checkpointing:
+        yield "activation_checkpointing.cpu_checkpointing=false"
     yield "more hosts (cluster.hosts)"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from orchestrator.config.schema import Accelerator, ClusterConfig, Precision
+from orchestrator.config.enums import Accelerator, Precision
+from orchestrator.config.schema import ClusterConfig
 from orchestrator.findings import Finding, error
 from orchestrator.units import GB, GIB
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType, NoneType
 from typing import Any
 
-from orchestrator.config.schema import Family
+from orchestrator.config.enums import Family
 
 
 class NormKind(StrEnum):
@@ -59,20 +59,37 @@ class FamilyFacts:
     """A gate and an up projection (SwiGLU) instead of one first matrix."""
     norm: NormKind
     norms_per_layer: int = 2
+    """2: before attention and before the MLP. 4: after each of them as well."""
+    norm_weight_is_offset: bool = False
+    """The norm multiplies by one plus its weight, in fp32; the weight starts at zero."""
     query_key_norm: bool = False
     """An RMSNorm over each query and key head."""
     learned_positions: bool = False
     """A learned position embedding (``max_position_embeddings`` rows) instead of rotary embeddings."""
     fused_query_key_value: bool = False
     """Query, key and value come out of one matrix and stay views of its output."""
+    fused_gate_up: bool = False
+    """Gate and up projection are one matrix, and stay views of its output."""
+    score_softcap_key: str | None = None
+    """Hugging Face config entry of the cap that attention scores run into, ``c * tanh(score / c)``; a null entry = none."""
+    score_softcap: float | None = None
+    """Its value by default."""
+    logits_softcap_key: str | None = None
+    """Hugging Face config entry of the cap of the logits; a null entry = none."""
+    logits_softcap: float | None = None
+    """Its value by default."""
     rotary_fraction: float | None = None
     """Share of each head that rotates by default; ``None`` where Hugging Face always rotates the whole head."""
+    rope_types: tuple[str, ...] | None = None
+    """Kinds of rotary embedding that Hugging Face takes; ``None`` = all it knows."""
     sliding_window: int | None = None
     """Tokens a query sees back in a layer with sliding-window attention by default; ``None`` where Hugging Face has none."""
     uses_sliding_window: Setting = NO
     """Whether the window applies at all."""
     first_sliding_layer: int = 0
     """With the window in use, layers from this one on have it by default (``max_window_layers``)."""
+    sliding_layer_stride: int = 1
+    """Every how many layers one has the window by default; the others see the whole sequence."""
     hidden_size_divides_by_heads: bool = False
     """Hugging Face refuses a hidden_size that num_attention_heads does not divide, even with a head_dim of its own."""
     activation_key: str = "hidden_act"
@@ -83,9 +100,17 @@ class FamilyFacts:
     dropout_keys: tuple[str, ...]
     """Hugging Face config entries that hold a dropout probability."""
     residual_dropout: bool = False
-    """Dropout on the embedding and on what attention and MLP add to the residual stream. Attention dropout all have."""
+    """Dropout on what attention and MLP add to the residual stream. Attention dropout all have."""
+    embedding_dropout: bool = False
+    """Dropout on the embedding as well."""
     parallel_residual: Setting = NO
     """Attention and MLP both read the layer's input instead of one after the other."""
+    padded_embedding: bool = True
+    """The embedding has the row ``pad_token_id`` as its ``padding_idx``: it gets no gradient there."""
+    pad_token_id: int | None = None
+    """That row by default."""
+    sdpa: bool = True
+    """Hugging Face computes the attention with torch's ``scaled_dot_product_attention`` when asked to."""
     scaled_residual_init: tuple[str, ...] = ()
     """Ends of the parameter names whose initial deviation is divided by sqrt(2 * num_hidden_layers)."""
 
@@ -99,6 +124,7 @@ _NUMBER = (int, float)
 _WHOLE = (int,)
 _WHOLE_OR_NULL = (int, NoneType)
 _NUMBER_OR_NULL = (int, float, NoneType)
+_FLOAT_OR_NULL = (float, NoneType)
 _TOKEN = (int, list, NoneType)
 _FLAG = (bool,)
 
@@ -162,6 +188,7 @@ _GPT2 = FamilyFacts(
     gated_mlp=False,
     norm=NormKind.layer_norm,
     learned_positions=True,
+    padded_embedding=False,
     fused_query_key_value=True,
     hidden_size_divides_by_heads=True,
     activation_key="activation_function",
@@ -169,6 +196,7 @@ _GPT2 = FamilyFacts(
     fp32_softmax=False,
     dropout_keys=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     residual_dropout=True,
+    embedding_dropout=True,
     scaled_residual_init=("attn.c_proj.weight", "mlp.c_proj.weight"),
 )
 
@@ -265,17 +293,89 @@ _GPT_NEOX = FamilyFacts(
     gated_mlp=False,
     norm=NormKind.layer_norm,
     fused_query_key_value=True,
+    padded_embedding=False,
     rotary_fraction=0.25,
     hidden_size_divides_by_heads=True,
     activation="gelu",
     dropout_keys=("hidden_dropout", "attention_dropout"),
     residual_dropout=True,
+    embedding_dropout=True,
     parallel_residual=Setting(default=True, key="use_parallel_residual"),
     scaled_residual_init=("attention.dense.weight", "mlp.dense_4h_to_h.weight"),
 )
 
+_GEMMA2 = FamilyFacts(
+    family=Family.gemma2,
+    size_keys=_LLAMA_SIZES,
+    optional_sizes=MappingProxyType({"num_key_value_heads": 4, "head_dim": 256}),
+    extra_keys={
+        **_COMMON_KEYS,
+        **_ROTARY_KEYS,
+        "hidden_activation": (str,),
+        "rms_norm_eps": _NUMBER,
+        "attention_bias": _FLAG,
+        "attention_dropout": _NUMBER_OR_NULL,
+        "query_pre_attn_scalar": _WHOLE,
+        "sliding_window": _WHOLE,  # with a null Hugging Face makes no mask
+        "layer_types": (list, NoneType),
+        "attn_logit_softcapping": _FLOAT_OR_NULL,
+        "final_logit_softcapping": _FLOAT_OR_NULL,
+    },
+    sliding_window=4096,
+    uses_sliding_window=YES,
+    sliding_layer_stride=2,
+    score_softcap_key="attn_logit_softcapping",
+    score_softcap=50.0,
+    logits_softcap_key="final_logit_softcapping",
+    logits_softcap=30.0,
+    tie_word_embeddings=True,
+    query_key_value_bias=Setting(default=False, key="attention_bias"),
+    attention_output_bias=Setting(default=False, key="attention_bias"),
+    mlp_bias=NO,
+    gated_mlp=True,
+    norm=NormKind.rms_norm,
+    norms_per_layer=4,
+    norm_weight_is_offset=True,
+    hidden_size_divides_by_heads=True,
+    activation_key="hidden_activation",
+    activation="gelu_pytorch_tanh",
+    pad_token_id=0,
+    sdpa=False,
+    dropout_keys=("attention_dropout",),
+)
+
+_PHI3 = FamilyFacts(
+    family=Family.phi3,
+    size_keys=_LLAMA_SIZES,
+    optional_sizes=MappingProxyType({"num_key_value_heads": None, "head_dim": None}),
+    extra_keys={
+        **_LLAMA_KEYS,
+        "attention_dropout": _NUMBER,
+        "resid_pdrop": _NUMBER,
+        "embd_pdrop": _NUMBER,
+        "partial_rotary_factor": _NUMBER,
+        "original_max_position_embeddings": _WHOLE,
+        "sliding_window": _WHOLE_OR_NULL,
+    },
+    uses_sliding_window=YES,
+    tie_word_embeddings=False,
+    query_key_value_bias=NO,
+    attention_output_bias=NO,
+    mlp_bias=NO,
+    gated_mlp=True,
+    fused_gate_up=True,
+    fused_query_key_value=True,
+    norm=NormKind.rms_norm,
+    rotary_fraction=1.0,
+    rope_types=("default", "longrope"),
+    activation="silu",
+    pad_token_id=32000,
+    dropout_keys=("attention_dropout", "resid_pdrop", "embd_pdrop"),
+    residual_dropout=True,
+)
+
 FAMILIES: Mapping[Family, FamilyFacts] = MappingProxyType(
-    {facts.family: facts for facts in (_GPT2, _LLAMA, _MISTRAL, _QWEN2, _QWEN3, _GPT_NEOX)}
+    {facts.family: facts for facts in (_GPT2, _LLAMA, _MISTRAL, _QWEN2, _QWEN3, _GPT_NEOX, _GEMMA2, _PHI3)}
 )
 """The facts of every family."""
 
@@ -306,3 +406,14 @@ ACTIVATIONS: Mapping[str, int] = MappingProxyType(
 Hugging Face writes ``gelu_new`` and ``gelu_fast`` out as single operations: GPT-2 keeps four tensors where a fused kernel
 keeps one.
 """
+
+
+def rotary_fraction(hf_config: Mapping[str, Any], facts: FamilyFacts) -> float | None:
+    """Share of each head that rotates in one model; ``None`` where Hugging Face always rotates the whole head."""
+    if facts.rotary_fraction is None:
+        return None
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    for entries, key in ((rope, "partial_rotary_factor"), (hf_config, "partial_rotary_factor"), (hf_config, "rotary_pct")):
+        if key in entries:
+            return float(entries[key])
+    return facts.rotary_fraction

@@ -131,7 +131,7 @@ def find_fixes(config: RunConfig, plan: Plan, *, hosts: Sequence[Host] | None, m
     trials = _Trials(config=config, layout=plan.layout, hosts=hosts, machine_memory_bytes=machine_memory_bytes)
     moves = possible_moves(config, plan, hosts)
     singles = [fix for move in moves if (fix := _first_that_fits(trials, move)) is not None]
-    return tuple((singles or _combined(trials, moves))[:MAX_FIXES])
+    return tuple((singles or _combined(trials, [move for move in moves if move.combines]))[:MAX_FIXES])
 
 
 def _first_that_fits(trials: _Trials, move: Move) -> Fix | None:
@@ -213,6 +213,8 @@ def _fix_of(plan: Plan, values: Values, meaning: str) -> Fix:
 
 
 def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 

@@ -7,9 +7,10 @@ from difflib import get_close_matches
 from types import MappingProxyType, NoneType
 from typing import Any, TypeAlias
 
+from orchestrator.config.enums import AttentionImplementation
 from orchestrator.config.schema import ModelConfig
 from orchestrator.findings import Finding, error
-from orchestrator.planning.families import ACTIVATIONS, SIZES, FamilyFacts
+from orchestrator.planning.families import ACTIVATIONS, SIZES, FamilyFacts, rotary_fraction
 
 Sizes: TypeAlias = dict[str, int]
 """Standard name of a size -> its value."""
@@ -24,7 +25,22 @@ _ROPE_REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     }
 )
-_POSITIVE = frozenset({"initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"})
+_POSITIVE = frozenset(
+    {
+        "initializer_range",
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "sliding_window",
+    }
+)
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _ROPE_NUMBERS = frozenset({"rope_theta", "factor", "partial_rotary_factor", "low_freq_factor", "high_freq_factor"})
 _REFUSED = MappingProxyType(
     {
@@ -32,6 +48,7 @@ _REFUSED = MappingProxyType(
         "is_encoder_decoder": "an encoder-decoder is not a causal language model",
         "quantization_config": "quantized weights cannot be trained",
         "per_layer_config": "layers of different shapes are not supported",
+        "use_bidirectional_attention": "a language model must not see the tokens to come",
     }
 )
 
@@ -63,17 +80,26 @@ def read_sizes(
 
 
 def entry_findings(
-    hf_config: Mapping[str, Any], facts: FamilyFacts, *, dropout: float, head_dim: int | None, file: str | None
+    hf_config: Mapping[str, Any],
+    facts: FamilyFacts,
+    *,
+    dropout: float,
+    attention: AttentionImplementation,
+    sizes: Sizes,
+    file: str | None,
 ) -> Iterator[Finding]:
-    """Findings about the entries that are no sizes: activation, rotary embedding, dropout, tied weights."""
+    """Findings about all that is no size: activation, attention, rotary embedding, dropout, padding, tied weights."""
     if not 0 <= dropout < 1:
         yield error(
             "model-dropout", "model.dropout", f"model.dropout={dropout} is not a probability", "choose 0 <= dropout < 1"
         )
+    wrong = set()
     for key, value in hf_config.items():
         if key in facts.extra_keys and not _is_one_of(value, facts.extra_keys[key]):
+            wrong.add(key)
             yield _wrong_type(key, value, facts, _entry_field(key, file))
-        elif key in _POSITIVE and not value > 0:
+        elif key in facts.extra_keys and key in _POSITIVE and value is not None and not value > 0:
+            wrong.add(key)
             yield error("model-entry", _entry_field(key, file), f"{key}={value} is not above 0", "give a positive number")
     activation = hf_config.get(facts.activation_key, facts.activation)
     if isinstance(activation, str) and activation not in ACTIVATIONS:
@@ -88,8 +114,15 @@ def entry_findings(
     for key, reason in _REFUSED.items():
         if hf_config.get(key):
             yield error("model-entry", _entry_field(key, file), f"{key} is set: {reason}", "choose a plain decoder")
-    if not facts.learned_positions:
-        yield from _rope_findings(hf_config, facts, head_dim, file)
+    if attention is AttentionImplementation.sdpa and not facts.sdpa:
+        message = f"Hugging Face has no {attention.value} attention for {facts.model_type}: it cannot cap the scores"
+        fix = "set model.attention_implementation=eager, or flash_attention_2 on GPUs"
+        yield error("model-attention", "model.attention_implementation", message, fix)
+    if not wrong:
+        yield from _padding_findings(hf_config, facts, sizes, file)
+        yield from _layer_type_findings(hf_config, facts, sizes, file)
+        if not facts.learned_positions:
+            yield from _rope_findings(hf_config, facts, sizes, file)
 
 
 def extra_findings(config: ModelConfig, base: Mapping[str, Any], facts: FamilyFacts) -> Iterator[tuple[str, Finding]]:
@@ -152,9 +185,35 @@ def _claim_findings(sizes: Sizes, claims: Mapping[str, int], facts: FamilyFacts)
             yield error("model-contradiction", f"model.{name}", message, f"set model.{name}=null")
 
 
-def _rope_findings(
-    hf_config: Mapping[str, Any], facts: FamilyFacts, head_dim: int | None, file: str | None
-) -> Iterator[Finding]:
+def _padding_findings(hf_config: Mapping[str, Any], facts: FamilyFacts, sizes: Sizes, file: str | None) -> Iterator[Finding]:
+    row, rows = hf_config.get("pad_token_id", facts.pad_token_id), sizes.get("vocab_size")
+    if facts.padded_embedding and row is not None and rows is not None and not 0 <= row < rows:
+        default = "" if "pad_token_id" in hf_config else f" (the default of {facts.model_type})"
+        message = f"pad_token_id={row}{default} is no row of an embedding with vocab_size={rows}"
+        yield error("model-entry", _entry_field("pad_token_id", file), message, f"choose 0 to {rows - 1}, or null")
+
+
+def _layer_type_findings(hf_config: Mapping[str, Any], facts: FamilyFacts, sizes: Sizes, file: str | None) -> Iterator[Finding]:
+    types = hf_config.get("layer_types")
+    if "layer_types" not in facts.extra_keys or types is None:
+        return
+    field = _entry_field("layer_types", file)
+    unknown = sorted({str(kind) for kind in types if kind not in _LAYER_TYPES})
+    if unknown:
+        message = f"layer_types has {', '.join(unknown)}; known are {', '.join(_LAYER_TYPES)}"
+        yield error("model-entry", field, message, "use the known ones")
+    layers = sizes.get("num_hidden_layers", len(types))
+    if len(types) != layers:
+        message = f"layer_types has {len(types)} entries for num_hidden_layers={layers}"
+        yield error("model-entry", field, message, "give one entry a layer, or leave layer_types out")
+    window = hf_config.get("sliding_window", facts.sliding_window) if facts.uses_sliding_window.of(hf_config) else None
+    if "sliding_attention" in types and window is None:
+        message = "layer_types has sliding_attention, but no sliding window is in use"
+        yield error("model-entry", field, message, "set sliding_window (and use_sliding_window), or use full_attention alone")
+
+
+def _rope_findings(hf_config: Mapping[str, Any], facts: FamilyFacts, sizes: Sizes, file: str | None) -> Iterator[Finding]:
+    head_dim = sizes.get("head_dim")
     if facts.rotary_fraction is None and head_dim is not None and head_dim % 2:
         message = f"head_dim={head_dim} is odd, and rotary embeddings turn pairs"
         yield error("model-heads", _field("head_dim", file), message, "choose an even head_dim")
@@ -163,18 +222,41 @@ def _rope_findings(
     field = _entry_field(key, file)
     if not isinstance(rope, Mapping):
         return
-    for entry in sorted(_ROPE_NUMBERS & rope.keys()):
-        if not _is_one_of(rope[entry], (int, float)):
-            yield error("model-rope", field, f"{entry} of {key} is {rope[entry]!r}, not a number", "give a number")
+    wrong = [entry for entry in sorted(_ROPE_NUMBERS & rope.keys()) if not _is_one_of(rope[entry], (int, float))]
+    for entry in wrong:
+        yield error("model-rope", field, f"{entry} of {key} is {rope[entry]!r}, not a number", "give a number")
+    known = facts.rope_types or tuple(_ROPE_REQUIRED)
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(rope_type, str) or rope_type not in _ROPE_REQUIRED:
-        message = f"the rope_type of {key} is {rope_type!r}; known are {', '.join(_ROPE_REQUIRED)}"
+    if not isinstance(rope_type, str) or rope_type not in known:
+        message = f"the rope_type of {key} is {rope_type!r}; {facts.model_type} knows {', '.join(known)}"
         yield error("model-rope", field, message, "choose a known rope_type")
         return
     missing = [entry for entry in _ROPE_REQUIRED[rope_type] if entry not in rope]
     if missing:
         message = f"{key} of type {rope_type!r} lacks {', '.join(missing)}"
         yield error("model-rope", field, message, f"add {', '.join(missing)}")
+    elif not wrong and head_dim:  # none or 0: the sizes have findings of their own
+        yield from _rotary_width_findings(hf_config, facts, rope, field, head_dim)
+
+
+def _rotary_width_findings(
+    hf_config: Mapping[str, Any], facts: FamilyFacts, rope: Mapping[str, Any], field: str, head_dim: int
+) -> Iterator[Finding]:
+    """A rotating share that is none, and factors of longrope that are not one for each pair that rotates."""
+    fraction = rotary_fraction(hf_config, facts)
+    width = head_dim if fraction is None else int(head_dim * fraction)
+    if not 1 <= width <= head_dim:
+        message = f"partial_rotary_factor={fraction} rotates {width} of the {head_dim} elements of a head"
+        yield error("model-rope", field, message, f"choose a factor from {1 / head_dim:.3g} to 1")
+        return
+    if rope.get("rope_type", rope.get("type")) != "longrope":
+        return
+    for name in _ROPE_REQUIRED["longrope"]:
+        factors = rope[name]
+        numbers = isinstance(factors, list) and all(_is_one_of(factor, (int, float)) for factor in factors)
+        if not numbers or len(factors) != width // 2:
+            message = f"{name} is no list of {width // 2} numbers, one for each pair that rotates"
+            yield error("model-rope", field, message, f"give {width // 2} numbers")
 
 
 def _missing(name: str, key: str, file: str | None) -> Finding:

@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.schema import Family, ModelConfig
+from orchestrator.config.enums import AttentionImplementation, Family
+from orchestrator.config.schema import ModelConfig
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.planning.families import FAMILIES, SIZES, FamilyFacts
 from orchestrator.planning.hf_checks import Sizes, entry_findings, extra_findings, read_sizes
@@ -44,26 +45,35 @@ def hf_config_from_options(config: ModelConfig) -> tuple[HfModel | None, list[Fi
         del extras[key]
     entries = {**base, **extras}
     model, problems = complete_hf_config(
-        entries, dropout=config.dropout, claims=_derived_sizes(config, facts), file=config.config_path
+        entries,
+        dropout=config.dropout,
+        attention=config.attention_implementation,
+        claims=_derived_sizes(config, facts),
+        file=config.config_path,
     )
     findings += problems
     return (None if has_error(findings) else model), findings
 
 
 def complete_hf_config(
-    hf_config: Mapping[str, Any], *, dropout: float, claims: Mapping[str, int] | None = None, file: str | None = None
+    hf_config: Mapping[str, Any],
+    *,
+    dropout: float,
+    attention: AttentionImplementation,
+    claims: Mapping[str, int] | None = None,
+    file: str | None = None,
 ) -> tuple[HfModel | None, list[Finding]]:
     """Check a Hugging Face config and fill in what it leaves out with Hugging Face's defaults.
 
-    ``dropout`` replaces the config's own probabilities. ``claims`` are sizes that the family derives and the user stated
-    nevertheless. ``file`` is where the entries come from, for the messages.
+    ``dropout`` replaces the config's own probabilities, ``attention`` is what the model is to run with. ``claims`` are sizes
+    that the family derives and the user stated nevertheless. ``file`` is where the entries come from, for the messages.
     """
     facts, findings = _family_of(hf_config.get("model_type"), file)
     if facts is None:
         return None, findings
     sizes, problems = read_sizes(hf_config, facts, claims or {}, file)
     findings += problems
-    findings += entry_findings(hf_config, facts, dropout=dropout, head_dim=sizes.get("head_dim"), file=file)
+    findings += entry_findings(hf_config, facts, dropout=dropout, attention=attention, sizes=sizes, file=file)
     if has_error(findings):
         return None, findings
     tie = hf_config.get("tie_word_embeddings")

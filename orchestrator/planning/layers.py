@@ -5,25 +5,28 @@ left out. They therefore exceed the usual figures for fused kernels: an RMSNorm 
 MLP four tensors, GPT-2's ``gelu_new`` five.
 
 Micro-batch, sequence length and tensor-parallel size may be ints or integer numpy arrays that broadcast; so are the results.
-All tensor parallelism is Megatron's without sequence parallelism (Shoeybi et al., 2019): what lies between two blocks is whole
-on every rank, what lies inside is split.
+Tensor parallelism is Megatron's (Shoeybi et al., 2019): what lies between two blocks is whole on every rank, what lies inside
+is split. With sequence parallelism (Korthikanti et al., 2022) each rank holds a shard of the sequence between the blocks; what
+a block reads is gathered, and kept whole.
 """
 
 from __future__ import annotations
 
-from orchestrator.config.schema import Accelerator, RecomputePolicy
+from orchestrator.config.enums import Accelerator, AttentionImplementation, RecomputePolicy
 from orchestrator.planning.attention import (
     FP32_BYTES,
     STATISTIC_BYTES,
     AttentionKernel,
+    attention_boundary_bytes,
     attention_kernel,
     mask_element_bytes,
+    recomputed_attention_bytes,
     saved_attention_bytes,
     score_gradient_bytes,
     sliding_window,
 )
 from orchestrator.planning.broadcast import larger, smaller
-from orchestrator.planning.families import ACTIVATIONS, NormKind
+from orchestrator.planning.families import ACTIVATIONS, NormKind, rotary_fraction
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size, ceil_divide, layer_matrix_parameters, layer_vector_parameters
 
@@ -61,16 +64,31 @@ def layer_activation_bytes(
     sequence_length: Size,
     dtype_bytes: int,
     tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
     recompute: RecomputePolicy,
     accelerator: Accelerator = Accelerator.cuda,
 ) -> Size:
-    """Bytes that one layer keeps for the backward pass of one micro-batch; with full recomputation its input alone."""
+    """Bytes that one layer keeps for the backward pass of one micro-batch.
+
+    With ``full`` recomputation the input of the layer alone; with ``every_k_layers`` the input of one group, whatever its
+    length: the caller multiplies by the number of groups. ``selective`` keeps all but the tensors inside the attention
+    function, whose inputs (query, key and value) and output stay.
+    """
+    if recompute in (RecomputePolicy.full, RecomputePolicy.every_k_layers):
+        return kept_input_bytes(
+            spec,
+            micro_batch=micro_batch,
+            sequence_length=sequence_length,
+            dtype_bytes=dtype_bytes,
+            tensor_parallel_size=tensor_parallel_size,
+            sequence_parallel=sequence_parallel,
+        )
     tokens = micro_batch * sequence_length
-    if recompute is RecomputePolicy.full:
-        return tokens * spec.hidden_size * dtype_bytes
-    return (
-        _saved_norm_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
-        + saved_attention_bytes(
+    shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
+    if recompute is RecomputePolicy.selective:
+        attention = tokens * attention_boundary_bytes(spec, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+    else:
+        attention = saved_attention_bytes(
             spec,
             micro_batch=micro_batch,
             sequence_length=sequence_length,
@@ -78,9 +96,34 @@ def layer_activation_bytes(
             tensor_parallel_size=tensor_parallel_size,
             accelerator=accelerator,
         )
+    return (
+        _saved_norm_bytes(spec, tokens=tokens, shard=shard, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+        + attention
         + _saved_mlp_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
-        + 2 * _residual_dropout_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, accelerator=accelerator)
+        + 2 * _residual_dropout_bytes(spec, tokens=shard, dtype_bytes=dtype_bytes, accelerator=accelerator)
     )
+
+
+def kept_input_bytes(
+    spec: ModelSpec,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
+    partition_activations: bool = False,
+) -> Size:
+    """Bytes of the one input that a recomputed layer, or group of layers, keeps of one micro-batch.
+
+    It is a shard of the sequence with sequence parallelism, and a shard of the same size with ``partition_activations``.
+    With ``cpu_checkpointing`` these are bytes of host memory instead of device memory.
+    """
+    shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
+    elements = shard * spec.hidden_size
+    if partition_activations and not sequence_parallel:
+        elements = ceil_divide(elements, tensor_parallel_size)
+    return elements * dtype_bytes
 
 
 def layer_working_bytes(
@@ -90,28 +133,53 @@ def layer_working_bytes(
     sequence_length: Size,
     dtype_bytes: int,
     tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
     recompute: RecomputePolicy,
+    recompute_interval: Size = 1,
+    input_moved: bool = False,
     accelerator: Accelerator = Accelerator.cuda,
 ) -> Size:
     """Bytes beyond ``layer_activation_bytes`` of all layers while the backward pass is in one layer, at its peak.
 
-    The gradients of activations that are alive at once: in the MLP those of its inner tensors and two of the residual
-    stream; in unfused attention those of the scores and three of the residual stream, when the saved tensors of the MLP,
-    of its norm and of the output matrix have gone. These counts were measured on Hugging Face's modules. With full
-    recomputation the layer's own saved tensors come on top. Gradients of parameters are not included.
+    The gradients of activations that are alive at once: in a norm after the MLP four fp32 tensors as wide as the residual
+    stream; in the MLP those of its inner tensors, when the saved tensors of that norm have gone; in unfused attention those
+    of the scores, when the saved tensors of the MLP, of the norms around it and of the output matrix have gone; in all three
+    that of the residual stream, with sequence parallelism also whole. These counts were measured on the modules.
+
+    With recomputation what is made again comes on top: the attention function's tensors (``selective``), those of the layer
+    (``full``) or of ``recompute_interval`` layers (``every_k_layers``). ``input_moved``: the kept inputs are partitioned or
+    in host memory, so that the one in use is on the device beside them. Gradients of parameters are not included.
     """
     tokens = micro_batch * sequence_length
+    shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
     widths = spec.layer_widths(tensor_parallel_size)
-    residual = tokens * spec.hidden_size * dtype_bytes
-    in_mlp = tokens * widths.intermediate * dtype_bytes * _mlp_gradients(spec) + 2 * residual
-    freed = _saved_mlp_bytes(
-        spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size
-    ) + tokens * (_mlp_norm_bytes(spec, dtype_bytes) + widths.query * dtype_bytes)
+    whole, residual = (count * spec.hidden_size * dtype_bytes for count in (tokens, shard))
+    gathered = whole if sequence_parallel else 0
+    norm = shard * (_norm_input_bytes(spec, dtype_bytes) + _norm_value_bytes(spec, dtype_bytes))
+    after_blocks = spec.facts.norms_per_layer // 2 - 1
+    in_mlp = tokens * widths.intermediate * dtype_bytes * _mlp_gradients(spec) + residual + gathered - after_blocks * norm
+    freed = (
+        _saved_mlp_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+        + tokens * widths.query * dtype_bytes
+        + whole
+        + (0 if spec.facts.parallel_residual.of(spec.hf_config) else norm)
+        + 2 * after_blocks * norm
+    )
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
     scores = score_gradient_bytes(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
-    in_attention = tokens * heads * sequence_length * scores + 3 * residual - freed
-    working = larger(in_mlp, in_attention)
-    if recompute is RecomputePolicy.none:
+    in_attention = tokens * heads * sequence_length * scores + residual + gathered - freed
+    in_norm = after_blocks * (_norm_gradient_bytes(spec, shard) + residual)
+    if recompute is RecomputePolicy.selective:
+        in_attention = in_attention + recomputed_attention_bytes(
+            spec,
+            micro_batch=micro_batch,
+            sequence_length=sequence_length,
+            dtype_bytes=dtype_bytes,
+            tensor_parallel_size=tensor_parallel_size,
+            accelerator=accelerator,
+        )
+    working = larger(in_mlp, in_attention, in_norm)
+    if recompute in (RecomputePolicy.none, RecomputePolicy.selective):
         return working
     saved = layer_activation_bytes(
         spec,
@@ -119,10 +187,12 @@ def layer_working_bytes(
         sequence_length=sequence_length,
         dtype_bytes=dtype_bytes,
         tensor_parallel_size=tensor_parallel_size,
+        sequence_parallel=sequence_parallel,
         recompute=RecomputePolicy.none,
         accelerator=accelerator,
     )
-    return saved + working - (residual if _keeps_input(spec, dtype_bytes) else 0)
+    layers = recompute_interval if recompute is RecomputePolicy.every_k_layers else 1
+    return layers * saved + working + residual * (input_moved - _keeps_input(spec, dtype_bytes))
 
 
 def embedding_activation_bytes(
@@ -131,43 +201,73 @@ def embedding_activation_bytes(
     micro_batch: Size,
     sequence_length: Size,
     dtype_bytes: int,
-    recompute: RecomputePolicy,
+    tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
+    recompute: RecomputePolicy,  # noqa: ARG001 - asked like the layers, though every policy keeps tables and masks
     accelerator: Accelerator = Accelerator.cuda,
 ) -> Size:
     """Bytes kept once a micro-batch before the first layer: token ids, dropout mask, rotary tables and attention mask.
 
-    Recomputation keeps the explicit attention mask, which ``eager`` and a sliding window need; else it is gone after the
-    forward pass.
+    Tables and masks are the same for every micro-batch, and each process makes them once.
     """
     tokens = micro_batch * sequence_length
-    dropout = _residual_dropout_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    dropout: Size = 0
+    if spec.facts.embedding_dropout:
+        shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
+        dropout = _residual_dropout_bytes(spec, tokens=shard, dtype_bytes=dtype_bytes, accelerator=accelerator)
     if spec.facts.learned_positions:
         positions = sequence_length * TOKEN_ID_BYTES
     else:
         positions = 2 * sequence_length * _rotary_width(spec) * dtype_bytes
-    mask: Size = 0
-    if recompute is RecomputePolicy.full:
-        mask = tokens * sequence_length * _shared_mask_bytes(spec, sequence_length, dtype_bytes, accelerator)
+    mask = sequence_length * sequence_length * _shared_mask_bytes(spec, sequence_length, dtype_bytes, accelerator)
     return tokens * TOKEN_ID_BYTES + positions + dropout + mask
 
 
-def final_norm_activation_bytes(spec: ModelSpec, *, micro_batch: Size, sequence_length: Size, dtype_bytes: int) -> Size:
-    """Bytes that the norm before the head keeps, its output (the head's input) included."""
+def final_norm_activation_bytes(
+    spec: ModelSpec,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
+) -> Size:
+    """Bytes that the norm before the head keeps, its output (the head's input, whole on every rank) included."""
     tokens = micro_batch * sequence_length
-    return tokens * (_norm_input_bytes(spec, dtype_bytes) + _norm_output_bytes(spec, dtype_bytes))
+    shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
+    norm = shard * (_norm_input_bytes(spec, dtype_bytes) + _norm_value_bytes(spec, dtype_bytes)) + _norm_weight_bytes(spec)
+    return norm + tokens * spec.hidden_size * dtype_bytes
+
+
+LOSS_CHUNK_TOKENS = 1024
+"""Tokens whose cross entropy is computed at once."""
 
 
 def logits_bytes(
-    spec: ModelSpec, *, micro_batch: Size, sequence_length: Size, dtype_bytes: int, tensor_parallel_size: Size = 1
+    spec: ModelSpec,
+    *,
+    micro_batch: Size,
+    sequence_length: Size,
+    dtype_bytes: int,
+    tensor_parallel_size: Size = 1,
+    sequence_parallel: bool = False,
 ) -> Size:
-    """Peak bytes of logits and loss: cross entropy over all tokens at once, unfused, in fp32.
+    """Peak bytes beside the saved activations, final norm included, from the logits to the backward pass of that norm.
 
-    Forward holds the logits, their fp32 copy and the log-probabilities; backward the log-probabilities, their gradient and
-    the gradient of the logits, all fp32, when the logits themselves have gone. The vocabulary is split over the ranks.
+    The logits are there once, in the compute dtype: the cross entropy writes their gradient over them, taking
+    ``LOSS_CHUNK_TOKENS`` tokens at a time in one fp32 tensor, two where the logits are capped. Then the gradient of the
+    head's input is alive beside them. An RMSNorm's backward pass has four fp32 tensors of the residual stream beside that
+    gradient, which takes the place of the head's input, when the logits have gone. The vocabulary is split over the ranks.
     """
-    copy = FP32_BYTES if dtype_bytes < FP32_BYTES else 0
-    per_logit = max(dtype_bytes + copy + FP32_BYTES, 3 * FP32_BYTES)
-    return micro_batch * sequence_length * ceil_divide(spec.vocab_size, tensor_parallel_size) * per_logit
+    tokens = micro_batch * sequence_length
+    columns = ceil_divide(spec.vocab_size, tensor_parallel_size)
+    facts = spec.facts
+    capped = facts.logits_softcap_key is not None and spec.hf_config.get(facts.logits_softcap_key, facts.logits_softcap)
+    chunk = smaller(tokens, LOSS_CHUNK_TOKENS) * columns * FP32_BYTES * (2 if capped else 1)
+    gradient = tokens * spec.hidden_size * dtype_bytes
+    shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
+    in_norm = _norm_gradient_bytes(spec, shard)
+    return larger(tokens * columns * dtype_bytes + larger(chunk, gradient), in_norm)
 
 
 def model_flops_per_token(spec: ModelSpec, sequence_length: Size) -> Size:
@@ -186,23 +286,32 @@ def model_flops_per_token(spec: ModelSpec, sequence_length: Size) -> Size:
     return 6 * (matrices + head) + 12 * spec.num_attention_heads * spec.head_dim * context
 
 
-def _saved_norm_bytes(spec: ModelSpec, *, tokens: Size, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
-    """Inputs and outputs of a layer's norms; in a parallel block both norms share one input."""
-    inputs = 1 if spec.facts.parallel_residual.of(spec.hf_config) else spec.facts.norms_per_layer
-    shared = spec.facts.norms_per_layer - inputs
+def _residual_tokens(micro_batch: Size, sequence_length: Size, tensor_parallel_size: Size, sequence_parallel: bool) -> Size:
+    """Tokens of the residual stream that one rank holds between the blocks: all, or a shard of each sequence."""
+    return micro_batch * (ceil_divide(sequence_length, tensor_parallel_size) if sequence_parallel else sequence_length)
+
+
+def _saved_norm_bytes(spec: ModelSpec, *, tokens: Size, shard: Size, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
+    """What a layer's norms keep of ``shard`` tokens, and the two outputs that feed attention and MLP, of all ``tokens``.
+
+    In a parallel block both norms share one input.
+    """
+    norms = spec.facts.norms_per_layer
+    inputs = 1 if spec.facts.parallel_residual.of(spec.hf_config) else norms
     per_token = (
         inputs * _norm_input_bytes(spec, dtype_bytes)
-        + shared * 2 * STATISTIC_BYTES
-        + spec.facts.norms_per_layer * _norm_output_bytes(spec, dtype_bytes)
+        + (norms - inputs) * 2 * STATISTIC_BYTES
+        + norms * _norm_value_bytes(spec, dtype_bytes)
     )
+    saved = shard * per_token + norms * _norm_weight_bytes(spec) + 2 * tokens * spec.hidden_size * dtype_bytes
     if not spec.facts.query_key_norm:
-        return tokens * per_token
+        return saved
     widths = spec.layer_widths(tensor_parallel_size)
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size) + ceil_divide(
         spec.num_key_value_heads, tensor_parallel_size
     )
     query_key = (widths.query + widths.key_value) * (FP32_BYTES + dtype_bytes) + heads * STATISTIC_BYTES
-    return tokens * (per_token + query_key)
+    return saved + tokens * query_key
 
 
 def _norm_input_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
@@ -212,15 +321,21 @@ def _norm_input_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
     return spec.hidden_size * FP32_BYTES + STATISTIC_BYTES
 
 
-def _norm_output_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """Bytes a token kept after a norm: its output for the matrix it feeds, and RMSNorm's value before the weight."""
-    return spec.hidden_size * dtype_bytes * (1 if spec.facts.norm is NormKind.layer_norm else 2)
+def _norm_value_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+    """Bytes a token of RMSNorm's value before the weight: fp32 where the weight is an offset, else cast back."""
+    if spec.facts.norm is NormKind.layer_norm:
+        return 0
+    return spec.hidden_size * (FP32_BYTES if spec.facts.norm_weight_is_offset else dtype_bytes)
 
 
-def _mlp_norm_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """Bytes a token that the MLP's norm keeps for itself; in a parallel block its input is the attention norm's too."""
-    shared = spec.facts.parallel_residual.of(spec.hf_config)
-    return _norm_output_bytes(spec, dtype_bytes) + (0 if shared else _norm_input_bytes(spec, dtype_bytes))
+def _norm_weight_bytes(spec: ModelSpec) -> int:
+    """Bytes of the fp32 sum of one and the weight that a norm with an offset weight keeps, whatever the tokens."""
+    return spec.hidden_size * FP32_BYTES if spec.facts.norm_weight_is_offset else 0
+
+
+def _norm_gradient_bytes(spec: ModelSpec, shard: Size) -> Size:
+    """Gradients inside a norm that are alive at once: Hugging Face writes RMSNorm out, in fp32; torch's LayerNorm is one."""
+    return 0 if spec.facts.norm is NormKind.layer_norm else 4 * shard * spec.hidden_size * FP32_BYTES
 
 
 def _keeps_input(spec: ModelSpec, dtype_bytes: int) -> bool:
@@ -234,7 +349,10 @@ def _activation_tensors(spec: ModelSpec) -> int:
 
 def _saved_mlp_bytes(spec: ModelSpec, *, tokens: Size, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
     """Tensors inside the MLP: what the activation keeps and its result; a gate also keeps the up projection and the product."""
-    tensors = _activation_tensors(spec) + (3 if spec.facts.gated_mlp else 1)
+    activation = _activation_tensors(spec)
+    if spec.facts.fused_gate_up:
+        activation = max(activation, 1)  # the up projection keeps the gate's half of the matrix output alive
+    tensors = activation + (3 if spec.facts.gated_mlp else 1)
     return tokens * spec.layer_widths(tensor_parallel_size).intermediate * tensors * dtype_bytes
 
 
@@ -252,16 +370,18 @@ def _residual_dropout_bytes(spec: ModelSpec, *, tokens: Size, dtype_bytes: int, 
 
 def _rotary_width(spec: ModelSpec) -> int:
     """Elements of a head that rotate."""
-    if spec.facts.rotary_fraction is None:
-        return spec.head_dim
-    parameters = spec.hf_config.get("rope_parameters") or {}
-    fraction = parameters.get("partial_rotary_factor", spec.hf_config.get("rotary_pct", spec.facts.rotary_fraction))
-    return int(spec.head_dim * fraction)
+    fraction = rotary_fraction(spec.hf_config, spec.facts)
+    return spec.head_dim if fraction is None else 2 * ceil_divide(int(spec.head_dim * fraction), 2)
 
 
 def _shared_mask_bytes(spec: ModelSpec, sequence_length: Size, dtype_bytes: int, accelerator: Accelerator) -> Size:
-    """Bytes for each pair of tokens of the mask that all layers share: numbers for eager, true or false for sdpa."""
-    if attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator) is AttentionKernel.eager:
-        return dtype_bytes
+    """Bytes for each pair of tokens of the masks that all layers share: numbers for eager, true or false for sdpa.
+
+    Layers whose window the sequence reaches have another than those that see all of it.
+    """
     window = sliding_window(spec)
-    return 0 if window is None else (sequence_length >= window.tokens) * 1
+    reached = 0 if window is None else (sequence_length >= window.tokens) * 1
+    if attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator) is AttentionKernel.eager:
+        both = window is not None and window.layers < spec.num_hidden_layers
+        return dtype_bytes * (1 + reached * both)
+    return reached if spec.attention_implementation is AttentionImplementation.sdpa else 0

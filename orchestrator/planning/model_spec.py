@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.schema import AttentionImplementation, Family, ModelConfig
+from orchestrator.config.enums import AttentionImplementation, Family
+from orchestrator.config.schema import ModelConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.planning.families import FAMILIES, FamilyFacts
 from orchestrator.planning.hf_config import HfModel, complete_hf_config, hf_config_from_options
@@ -106,7 +107,7 @@ def model_spec_from_hf(
 
     Raises ConfigurationError with every problem at once, as ``model_spec_from_config`` does.
     """
-    hf_model, findings = complete_hf_config(hf_config, dropout=dropout)
+    hf_model, findings = complete_hf_config(hf_config, dropout=dropout, attention=attention_implementation)
     if hf_model is None:
         raise ConfigurationError(findings)
     return _spec(hf_model, name, attention_implementation, dropout)

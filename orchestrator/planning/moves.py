@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from orchestrator.config.schema import Accelerator, OffloadDevice, RecomputePolicy, RunConfig
+from orchestrator.config.enums import Accelerator, OffloadDevice, RecomputePolicy
+from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
 from orchestrator.planning.cluster_spec import Host
+from orchestrator.planning.partition import BALANCED, PARAMETERS, UNIFORM
 from orchestrator.planning.plan import Plan
 
 HOSTS = "cluster.hosts"
@@ -16,6 +18,9 @@ DEVICES_PER_HOST = "cluster.devices_per_host"
 MICRO_BATCH = "training.train_micro_batch_size_per_gpu"
 TENSOR = "parallelism.tensor_parallel_size"
 PIPELINE = "parallelism.pipeline_parallel_size"
+SEQUENCE_PARALLEL = "parallelism.sequence_parallel"
+PARTITION_METHOD = "parallelism.partition_method"
+RECOMPUTE = "activation_checkpointing.policy"
 
 MOST_HOSTS = 1024
 """Hosts that are suggested at most."""
@@ -32,11 +37,15 @@ class Move:
 
     meaning: str
     steps: tuple[Values, ...]
+    combines: bool = True
+    """Whether it is tried together with others."""
 
 
 def possible_moves(config: RunConfig, plan: Plan, hosts: Sequence[Host] | None) -> list[Move]:
     """The moves that ``config`` has not made yet. Hosts of a hostfile (``hosts``) cannot be made more."""
     moves = [
+        Move(meaning="sequence parallelism", steps=_sequence_parallel(config)),
+        Move(meaning="stages balanced by time and memory", steps=_balanced(config), combines=False),
         Move(meaning="activations are computed again", steps=_recompute(config)),
         Move(meaning="a smaller micro-batch", steps=_micro_batches(plan)),
         Move(meaning="ZeRO shards more", steps=_zero_stages(config, plan)),
@@ -53,10 +62,29 @@ def possible_moves(config: RunConfig, plan: Plan, hosts: Sequence[Host] | None) 
     return [move for move in moves if move.steps]
 
 
-def _recompute(config: RunConfig) -> tuple[Values, ...]:
-    if config.activation_checkpointing.policy is RecomputePolicy.full:
+def _sequence_parallel(config: RunConfig) -> tuple[Values, ...]:
+    """It moves as many bytes as tensor parallelism alone."""
+    parallelism = config.parallelism
+    if parallelism.tensor_parallel_size == 1 or parallelism.sequence_parallel:
         return ()
-    return ({"activation_checkpointing.policy": RecomputePolicy.full},)
+    return ({SEQUENCE_PARALLEL: True},)
+
+
+def _balanced(config: RunConfig) -> tuple[Values, ...]:
+    """Boundaries that the user chose stay."""
+    parallelism = config.parallelism
+    if parallelism.pipeline_parallel_size == 1 or parallelism.partition_method not in (UNIFORM, PARAMETERS):
+        return ()
+    return ({PARTITION_METHOD: BALANCED},)
+
+
+def _recompute(config: RunConfig) -> tuple[Values, ...]:
+    """The attention alone costs least to compute again, whole layers save most."""
+    policy = config.activation_checkpointing.policy
+    if policy is RecomputePolicy.full:
+        return ()
+    wanted = (RecomputePolicy.selective, RecomputePolicy.full) if policy is RecomputePolicy.none else (RecomputePolicy.full,)
+    return tuple({RECOMPUTE: policy} for policy in wanted)
 
 
 def _micro_batches(plan: Plan) -> tuple[Values, ...]:

@@ -10,12 +10,16 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, resolve_settings
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity, has_error
+from orchestrator.planning.balanced import balanced_partition
 from orchestrator.planning.capacity import CAPACITY_RULES, capacity_findings
 from orchestrator.planning.cluster_spec import ClusterSpec, Host, cluster_spec_from_config
+from orchestrator.planning.frozen import frozen_stage_findings
 from orchestrator.planning.layout import ParallelLayout, layout_from_config
-from orchestrator.planning.memory.estimate import MemoryEstimate, estimate_memory
+from orchestrator.planning.memory.estimate import Estimator, MemoryEstimate
+from orchestrator.planning.memory.shape import rank_shape
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
-from orchestrator.planning.partition import Partition, partition_layers
+from orchestrator.planning.parameter_names import trainable_shares
+from orchestrator.planning.partition import BALANCED, Partition, partition_layers, stages_per_rank
 from orchestrator.planning.rules.check import check_rules, forbids_estimate
 from orchestrator.planning.rules.registry import RuleContext
 
@@ -57,6 +61,7 @@ class Plan:
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
             "layout": None if self.layout is None else self.layout.to_dict(),
+            "partition": None if self.partition is None or self.model is None else partition_entry(self.model, self.partition),
             "memory": None if self.memory is None else self.memory.to_dict(),
             "time": None,
         }
@@ -86,10 +91,18 @@ def make_plan(
     partition: Partition | None = None
     memory: MemoryEstimate | None = None
     if model is not None and cluster is not None and layout is not None and not forbids_estimate(broken):
-        partition = partition_layers(
-            model, pipeline_parallel_size=layout.pipeline_parallel_size, method=config.parallelism.partition_method
+        estimator = Estimator(
+            config=config,
+            spec=model,
+            cluster=cluster,
+            layout=layout,
+            settings=settings,
+            trainable_shares=trainable_shares(model, config.training.freeze) if config.training.freeze else None,
         )
-        memory = estimate_memory(config, spec=model, cluster=cluster, layout=layout, settings=settings, partition=partition)
+        partition = _partition(estimator)
+        if estimator.trainable_shares is not None:
+            findings += frozen_stage_findings(partition, estimator.trainable_shares)
+        memory = estimator.estimate(partition)
         findings += capacity_findings(config, layout, memory)
     return Plan(
         model=model,
@@ -99,6 +112,41 @@ def make_plan(
         partition=partition,
         memory=memory,
         findings=tuple(findings),
+    )
+
+
+def partition_entry(spec: ModelSpec, partition: Partition) -> dict[str, Any]:
+    """The ``partition`` object of ``output=json``.
+
+    ``boundaries`` are the first layer of each stage and ``num_layers``, the number of layers; ``layers`` their class names. Of
+    a stage: the pipeline coordinate that holds it, its first and last layer, and its parameters before tensor parallelism.
+    """
+    return {
+        "num_layers": len(partition.layer_names),
+        "boundaries": list(partition.boundaries),
+        "layers": list(partition.layer_names),
+        "stages": [
+            {
+                "pipe": partition.coordinate_of(index),
+                "layers": [stage.start, stage.stop - 1],
+                "parameters": int(rank_shape(spec, [stage], tensor_parallel_size=1, persistence_threshold=0).parameters),
+            }
+            for index, stage in enumerate(partition.stages)
+        ],
+    }
+
+
+def _partition(estimator: Estimator) -> Partition:
+    parallelism, pp = estimator.config.parallelism, estimator.layout.pipeline_parallel_size
+    held = stages_per_rank(parallelism.schedule, pp)
+    if parallelism.partition_method == BALANCED and pp > 1:
+        return balanced_partition(estimator, stages_per_rank=held)
+    return partition_layers(
+        estimator.spec,
+        pipeline_parallel_size=pp,
+        method=parallelism.partition_method,
+        boundaries=parallelism.partition_boundaries,
+        stages_per_rank=held,
     )
 
 

@@ -9,14 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.config.enums import Command
 from orchestrator.config.options import all_options, type_name
-from orchestrator.config.schema import Command
 
 _USAGE = "usage: orchestrator VERB [GROUP=OPTION ...] [KEY=VALUE ...] [-m] [--config-dir DIR] [--cfg job] [--info]"
 _VERBS = {
     Command.validate: "plan the run: does it make sense, does it fit on every rank?",
     Command.compile: "print the DeepSpeed JSON of the run",
     Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
+    Command.export: "write a checkpoint of a run as a Hugging Face folder",
     Command.doctor: "what this machine has, and what to install",
 }
 _EXIT_CODES = {

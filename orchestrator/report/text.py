@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.text import Text
 from orchestrator.findings import Finding, Severity
 from orchestrator.launch.machine import PACKAGES, Machine
 from orchestrator.planning.fixes import Fix
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import Plan, partition_entry
 from orchestrator.units import format_bytes, format_count, format_seconds
 
 _STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
@@ -23,8 +24,10 @@ _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
 def plan_report(plan: Plan) -> list[RenderableType]:
-    """Model, layout, memory of every class of ranks and host, findings, verdict."""
+    """Model, layout, stages of a pipeline, memory of every class of ranks and host, findings, verdict."""
     report: list[RenderableType] = [_summary(plan)]
+    if plan.partition is not None and len(plan.partition.stages) > 1:
+        report.append(_partition_table(plan))
     if plan.memory is not None:
         report += [_device_table(plan), _host_table(plan)]
     return [*report, *findings_report(plan.findings), _verdict(plan)]
@@ -138,6 +141,33 @@ def _summary(plan: Plan) -> RenderableType:
     settings = plan.settings
     table.add_row("precision", f"{settings.dtype.value}, gradients accumulated in {settings.grad_accum_dtype.value}")
     table.add_row("ZeRO", f"stage {settings.zero_stage}")
+    return table
+
+
+def _partition_table(plan: Plan) -> RenderableType:
+    """What each stage of a pipeline holds, and what its ranks need; the numbers are those of ``partition_boundaries``."""
+    assert plan.partition is not None
+    assert plan.model is not None
+    partition = plan.partition
+    table = _plain_table("pipeline stage", "ranks", "layers", "what they are", "parameters", "memory of one rank")
+    for index, (stage, entry) in enumerate(
+        zip(partition.stages, partition_entry(plan.model, partition)["stages"], strict=True)
+    ):
+        coordinate = entry["pipe"]
+        memory = "-" if plan.memory is None else format_bytes(plan.memory.device[coordinate].device_bytes)
+        table.add_row(
+            f"{index}",
+            _rank_range(plan.layout.stage_ranks(coordinate)) if plan.layout is not None else "-",
+            f"{stage.start}-{stage.stop - 1}" if stage.stop - stage.start > 1 else f"{stage.start}",
+            ", ".join(
+                f"{count} x {name}" if count > 1 else name
+                for name, count in Counter(partition.layer_names[stage.start : stage.stop]).items()
+            ),
+            format_count(entry["parameters"]),
+            memory,
+        )
+    table.caption = f"parallelism.partition_boundaries=[{','.join(map(str, partition.boundaries))}]"
+    table.caption_justify = "left"
     return table
 
 

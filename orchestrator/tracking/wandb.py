@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlparse
 
-from orchestrator.config.schema import TrackingConfig, WandbMode
+from orchestrator.config.enums import WandbMode
+from orchestrator.config.schema import TrackingConfig
 from orchestrator.tracking.tracker import RunDescription
 
 DEFAULT_BASE_URL = "https://api.wandb.ai"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.enums import AttentionImplementation
 from orchestrator.config.load import run_config_from_dict
-from orchestrator.config.schema import AttentionImplementation, RunConfig
+from orchestrator.config.schema import RunConfig
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_hf
 from orchestrator.run_dir import read_json
@@ -34,6 +35,13 @@ class WorkerAttempt:
     layout: ParallelLayout
     rank: int
     local_rank: int
+
+    @property
+    def nvme_directory(self) -> Path | None:
+        """The run's own directory on the NVMe disk of each host; None if nothing is offloaded there."""
+        zero = self.ds_config["zero_optimization"]
+        paths = {zero.get(block, {}).get("nvme_path") for block in ("offload_optimizer", "offload_param")} - {None}
+        return Path(paths.pop()) if paths else None
 
     @property
     def is_first(self) -> bool:

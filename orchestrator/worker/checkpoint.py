@@ -20,10 +20,12 @@ from orchestrator.checkpoints.catalogue import (
     tag_of,
     write_manifest,
 )
+from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Severity, error, has_error
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.nvme import restore_host_state
 from orchestrator.worker.optimizer_settings import apply_settings, optimizer_settings
 from orchestrator.worker.progress import say
 from orchestrator.worker.random_states import load_random_states, save_random_states
@@ -73,6 +75,8 @@ def load_checkpoint(engine: Any, attempt: WorkerAttempt, spec: ModelSpec, data_i
     loaded, state = engine.load_checkpoint(str(attempt.checkpoint_dir), tag=checkpoint.tag)
     if loaded is None:
         raise RuntimeError(f"DeepSpeed did not load the checkpoint {checkpoint.path}")
+    if engine.zero_nvme_offload_optimizer():
+        restore_host_state(engine, attempt.checkpoint_dir, checkpoint.tag)
     apply_settings(engine, settings)
     _require_same_data(state["data_identity"], data_identity)
     load_random_states(_random_states_file(checkpoint.path, attempt.rank))
@@ -101,6 +105,8 @@ def _check(checkpoint: Checkpoint, attempt: WorkerAttempt, spec: ModelSpec) -> N
     findings = resume_findings(
         checkpoint.manifest,
         layout=attempt.layout.to_dict(),
+        boundaries=attempt.plan["partition"]["boundaries"],
+        fixed_options=fixed_options(attempt.config),
         zero_stage=attempt.config.zero.stage,
         dtype=str(attempt.config.precision.dtype),
         model_name=spec.name,
@@ -132,6 +138,8 @@ def _manifest(attempt: WorkerAttempt, spec: ModelSpec, position: Position) -> Ma
         step=position.step,
         consumed_samples=position.consumed_samples,
         layout=attempt.layout.to_dict(),
+        boundaries=attempt.plan["partition"]["boundaries"],
+        fixed_options=fixed_options(attempt.config),
         zero_stage=attempt.config.zero.stage,
         dtype=str(attempt.config.precision.dtype),
         model_name=spec.name,

@@ -1,31 +1,42 @@
-"""From an attempt to a DeepSpeed engine: process group, model, parameter groups, optimizer, learning rate."""
+"""From an attempt to a DeepSpeed engine: process groups, model, parameter groups, optimizer, learning rate."""
 
 from __future__ import annotations
 
 import datetime
 import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import numpy as np
 import torch
-import torch._dynamo  # before zero.Init: it patches tensor constructors whose signatures dynamo inspects on import
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import groups as deepspeed_groups
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from orchestrator.config.schema import Precision, RunConfig
-from orchestrator.models.build import build_model, enable_recompute
-from orchestrator.models.initialization import initialize_parameters
+from orchestrator.config.enums import PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.schema import RunConfig
+from orchestrator.models.causal_lm import CausalLM
+from orchestrator.models.initialization import seeded_weights
+from orchestrator.models.layers import Fill, LayerShapes, Placement
+from orchestrator.models.pipeline import DualPipeStages, PipelineStages
+from orchestrator.models.recompute import Recompute
+from orchestrator.planning.layout import Coordinate
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
+from orchestrator.worker.loss import TokenLoss
 from orchestrator.worker.lr_schedule import learning_rate
 from orchestrator.worker.operators import operators_to_build, unlink_shared_buffer
+from orchestrator.worker.parallel_groups import ModelParallelUnit, ParallelGroups, group_timeout, parallel_groups
+from orchestrator.worker.pretrained import pretrained_weights
 from orchestrator.worker.progress import say
+from orchestrator.worker.schedules import ENGINES
 
 TORCH_DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
@@ -36,29 +47,39 @@ def start_distributed(attempt: WorkerAttempt) -> None:
     if to_build:
         say(f"building DeepSpeed's operators for this machine, once, about a minute each: {', '.join(to_build)}")
     get_accelerator().set_device(attempt.local_rank)
-    timeout = datetime.timedelta(minutes=attempt.config.communication.timeout_minutes)
-    deepspeed.init_distributed(timeout=timeout, verbose=False)
-    # DeepSpeed trains in a copy of the world group, and would make it itself with torch's own limit instead of ours.
-    deepspeed_groups._WORLD_GROUP = torch.distributed.new_group(timeout=timeout)
+    deepspeed.init_distributed(timeout=_timeout(attempt.config), verbose=False)
     torch.distributed.barrier()
     unlink_shared_buffer()
 
 
 def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
-    """The engine with freshly initialised weights, the same whatever the layout and the ZeRO stage."""
+    """The engine with its first weights, seeded or pretrained, the same whatever the layout and the ZeRO stage.
+
+    ``engine.module.loss_fn`` is the loss of a micro-batch; ``engine.plain_gradient_norm`` is there where DeepSpeed keeps none.
+    """
     config = attempt.config
-    model = _build_model(attempt, spec)
-    initialize_parameters(model, spec, seed=config.seed)
-    enable_recompute(model, config.activation_checkpointing.policy)
-    engine, _, _, _ = deepspeed.initialize(
-        model=model,
-        model_parameters=parameter_groups(model),
-        config=attempt.ds_config,
-        lr_scheduler=lr_scheduler_factory(config),
-        dist_init_required=False,
-    )
+    with group_timeout(_timeout(config)):
+        sequence_parallel = config.parallelism.sequence_parallel
+        groups = parallel_groups(attempt.layout, attempt.rank, spec, sequence_parallel=sequence_parallel)
+        cut_by_tensors_only = groups.tensor.size > 1 and attempt.layout.pipeline_parallel_size == 1
+        unit = ModelParallelUnit(groups) if cut_by_tensors_only else None
+        model = _build_model(attempt, spec, groups, unit)
+        engine, _, _, _ = deepspeed.initialize(
+            model=model,
+            model_parameters=parameter_groups(model),
+            config=attempt.ds_config,
+            lr_scheduler=lr_scheduler_factory(config),
+            mpu=unit,
+            dist_init_required=False,
+        )
+    if attempt.layout.pipeline_parallel_size > 1:
+        engine.__class__ = ENGINES[config.parallelism.schedule]
+        _excuse_frozen_tied_weights(model)
+    if is_unwrapped(engine):
+        whole_model = engine.mpu.get_model_parallel_group() if engine.mpu is not None else None
+        engine.plain_gradient_norm = PlainGradientNorm(engine, group=whole_model, tensor_rank=groups.tensor.rank)
     # Last, so that dropout does not depend on what building the model and the optimizer drew.
-    seed_random_states(config.seed, data_rank=attempt.layout.coordinate(attempt.rank).data)
+    _seed_dropout(config, attempt.layout.coordinate(attempt.rank))
     return engine
 
 
@@ -89,20 +110,83 @@ def lr_scheduler_factory(config: RunConfig) -> Callable[[Optimizer], LambdaLR]:
     return lambda optimizer: LambdaLR(optimizer, factor)
 
 
-def seed_random_states(seed: int, *, data_rank: int) -> None:
-    """Seed every generator. Data-parallel ranks draw different dropout masks, ranks that share a batch the same."""
-    own_seed = int(np.random.SeedSequence([seed, data_rank]).generate_state(1)[0])
-    random.seed(own_seed)
-    np.random.seed(own_seed)
-    torch.manual_seed(own_seed)
+def _seed_dropout(config: RunConfig, own: Coordinate) -> None:
+    """Seed every generator. Replicas and stages draw different dropout masks.
+
+    Ranks that share the layers draw the same, for they hold the same activations between the regions; with sequence
+    parallelism they hold different ones and draw different masks.
+    """
+    tensor = own.model if config.parallelism.sequence_parallel else 0
+    seed = int(np.random.SeedSequence([config.seed, own.data, own.pipe, tensor]).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
-def _build_model(attempt: WorkerAttempt, spec: ModelSpec) -> nn.Module:
-    dtype = TORCH_DTYPES[attempt.config.precision.dtype]
-    if attempt.config.zero.stage == 3:
-        return build_model(spec, dtype=dtype, construction=deepspeed.zero.Init(config_dict_or_path=attempt.ds_config))
-    with torch.device(get_accelerator().current_device_name()):
-        return build_model(spec, dtype=dtype)
+def _excuse_frozen_tied_weights(model: Any) -> None:
+    """DeepSpeed asks a tied weight for the fp32 gradient that its bf16 optimizer gives to trained weights only."""
+    for parameter in model.tied_modules.parameters():
+        if not parameter.requires_grad:
+            parameter._hp_grad = None
+
+
+def _timeout(config: RunConfig) -> datetime.timedelta:
+    return datetime.timedelta(minutes=config.communication.timeout_minutes)
+
+
+def _build_model(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> nn.Module:
+    config = attempt.config
+    policy = config.activation_checkpointing.policy
+    shapes = LayerShapes(spec=spec, group=groups.tensor, recompute_attention=policy is RecomputePolicy.selective)
+    placement = _placement(attempt, spec, groups, unit)
+    recompute = Recompute.from_config(config.activation_checkpointing)
+    loss = TokenLoss(
+        group=groups.tensor,
+        vocab_size=spec.vocab_size,
+        label_smoothing=config.training.label_smoothing,
+        softcap=shapes.family.logits_softcap(shapes.config),
+    )
+    layout = attempt.layout
+    if layout.pipeline_parallel_size == 1:
+        return CausalLM(shapes, placement, recompute, loss)
+    stages = DualPipeStages if config.parallelism.schedule is PipelineSchedule.dual_pipe_v else PipelineStages
+    topology = PipeModelDataParallelTopology(
+        num_pp=layout.pipeline_parallel_size, num_mp=layout.tensor_parallel_size, num_dp=layout.data_parallel_size
+    )
+    boundaries = attempt.plan["partition"]["boundaries"]
+    return stages(shapes, placement, recompute, boundaries=boundaries, topology=topology, loss=loss)
+
+
+def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> Placement:
+    config = attempt.config
+    dtype = TORCH_DTYPES[config.precision.dtype]
+    partition = None
+    if config.zero.stage == 3:
+        # Never entered: it would replace torch's constructors. Its group must be given: without, ranks that share layers
+        # would get one another's parts. The unit only makes its batch arithmetic right. The format comes from the
+        # configuration: one that is given is replaced by bf16 on a device without fp16, and files on NVMe would have it.
+        zero = deepspeed.zero.Init(
+            config_dict_or_path=attempt.ds_config, data_parallel_group=groups.data.process_group, mpu=unit
+        )
+
+        def partition(parameter: nn.Parameter) -> None:
+            zero._convert_to_zero_parameters([parameter])
+
+    return Placement(
+        dtype=dtype,
+        device=torch.device(get_accelerator().current_device_name()),
+        fill=_fill(attempt, spec, groups),
+        frozen=[re.compile(pattern) for pattern in config.training.freeze],
+        partition=partition,
+    )
+
+
+def _fill(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fill:
+    """Where the first values of the parameters come from. A resumed run gets its own from the checkpoint afterwards."""
+    folder = attempt.config.model.pretrained
+    if folder is None or attempt.resume_tag is not None:
+        return seeded_weights(spec, groups.tensor, seed=attempt.config.seed)
+    return groups.data.read_once(pretrained_weights(Path(folder), spec, groups.tensor))
 
 
 def _num_dimensions(parameter: nn.Parameter) -> int:

@@ -2,30 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
+from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch import Tensor
 
-from orchestrator.worker.data.batches import IGNORED, BatchReader
-from orchestrator.worker.loss import cross_entropy_sum
+from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader
 
 
 def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int) -> float | None:
     """Mean cross entropy over the counting tokens of at most ``max_sequences`` held-out sequences, in nats.
 
-    Every rank runs the same number of forward passes, which ZeRO-3 needs. None if there is no token to measure.
+    Every rank runs the same number of forward passes, which ZeRO-3 and a pipeline need. None if there is no token to measure.
     """
-    device = engine.device
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    batches = list(reader.held_out(max_sequences))
+    if not batches:
+        return None
+    engine.module.loss_fn.scale = 1.0
+    measure = _pipeline_sum if isinstance(engine, PipelineEngine) else _sum
+    count = torch.tensor(sum(int((batch.labels != IGNORED).sum()) for batch in batches), device=engine.device)
+    torch.distributed.all_reduce(count, group=engine.data_parallel_group)
+    total = measure(engine, batches)
+    return float(total) / int(count) if count else None
+
+
+def _sum(engine: Any, batches: Sequence[Batch]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
     engine.eval()
     with torch.no_grad():
-        for batch in reader.held_out(max_sequences):
-            labels = torch.from_numpy(batch.labels).to(device)
-            logits = engine(input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits
-            total[0] += cross_entropy_sum(logits, labels)
-            total[1] += (labels != IGNORED).sum()
+        for batch in batches:
+            input_ids, labels = _tensors(engine, batch)
+            total += engine.module.loss_fn(engine(input_ids), labels)
     engine.train()
     torch.distributed.all_reduce(total, group=engine.data_parallel_group)
-    loss_sum, count = total.tolist()
-    return loss_sum / count if count else None
+    return total
+
+
+def _pipeline_sum(engine: Any, batches: Sequence[Batch]) -> Tensor:
+    """A folded pipeline runs as many micro-batches as a training step has; labels that do not count fill the last ones up."""
+    at_once = engine.micro_batches if isinstance(engine, DualPipeVEngine) else len(batches)
+    empty = Batch(input_ids=batches[0].input_ids, labels=np.full_like(batches[0].labels, IGNORED))
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for first in range(0, len(batches), at_once):
+        some = list(batches[first : first + at_once])
+        some += [empty] * (at_once - len(some))
+        mean = engine.eval_batch((_tensors(engine, batch) for batch in some), num_micro_batches=at_once)
+        total += mean.sum() * (at_once * engine.dp_world_size)
+    engine.train()
+    return total
+
+
+def _tensors(engine: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(batch.input_ids).to(engine.device), torch.from_numpy(batch.labels).to(engine.device)

@@ -7,23 +7,44 @@ micro-batch contributes the sum over its tokens, divided once by the count of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from orchestrator.models.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from orchestrator.models.tensor_parallel.group import TensorParallelGroup
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.worker.data.batches import IGNORED
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of the cross entropies, fp32 scalar, over the labels that count; 0 if none does.
+@dataclass(slots=True, kw_only=True)
+class TokenLoss:
+    """Logits of this rank and labels of a micro-batch to its loss, fp32 scalar: the sum over its tokens, times ``scale``.
 
-    ``logits`` is (rows, sequence_length, vocab_size), ``labels`` (rows, sequence_length) and shifted already.
+    ``scale`` belongs to one step and is set before it. Labels are smoothed in training only: a held-out loss is the plain
+    cross entropy. DeepSpeed's pipeline calls it on the last stage.
     """
-    return torch.nn.functional.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+
+    group: TensorParallelGroup
+    vocab_size: int
+    label_smoothing: float
+    softcap: float | None
+    scale: Tensor | float = 1.0
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """``logits`` is (rows, sequence_length, vocab_local), ``labels`` (rows, sequence_length) and shifted already."""
+        total = vocab_parallel_cross_entropy(
+            logits.flatten(0, 1),
+            labels.flatten(),
+            group=self.group,
+            vocab_size=self.vocab_size,
+            ignore_index=IGNORED,
+            label_smoothing=self.label_smoothing if torch.is_grad_enabled() else 0.0,
+            softcap=self.softcap,
+        )
+        return total * self.scale
 
 
 def global_token_count(labels: Sequence[Tensor], group: torch.distributed.ProcessGroup) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.schema import LrSchedule, LrSchedulerConfig
+from orchestrator.config.enums import LrSchedule
+from orchestrator.config.schema import LrSchedulerConfig
 
 
 def learning_rate(step: int, *, peak: float, schedule: LrSchedulerConfig, max_steps: int) -> float:

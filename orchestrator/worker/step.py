@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
 
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.worker.data.batches import Batch
-from orchestrator.worker.loss import cross_entropy_sum, global_token_count, micro_batch_scale
+from orchestrator.worker.gradient_norm import is_unwrapped
+from orchestrator.worker.loss import global_token_count, micro_batch_scale
 from orchestrator.worker.metrics import StepOutcome, diverged
 
 
@@ -25,23 +27,15 @@ def training_step(engine: Any, batches: Sequence[Batch], layout: ParallelLayout)
     inputs = [torch.from_numpy(batch.input_ids).to(engine.device) for batch in batches]
     labels = [torch.from_numpy(batch.labels).to(engine.device) for batch in batches]
     token_count = global_token_count(labels, engine.data_parallel_group)
-    scale = micro_batch_scale(token_count, layout)
+    engine.module.loss_fn.scale = micro_batch_scale(token_count, layout)
     learning_rate = float(engine.get_lr()[0])
     loss_scale = _loss_scale(engine)
     skipped_before = engine.skipped_steps
-    loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
-    norm_before_clipping: Tensor | None = None
-    for input_ids, micro_labels in zip(inputs, labels, strict=True):
-        micro_sum = _forward(engine, input_ids, micro_labels)
-        engine.backward(micro_sum * scale)
-        if _is_unwrapped(engine) and engine.is_gradient_accumulation_boundary():
-            norm_before_clipping = _plain_gradient_norm(engine)
-        engine.step()
-        loss_sum += micro_sum.detach()
-    torch.distributed.all_reduce(loss_sum, group=engine.data_parallel_group)
-    norm = engine.get_global_grad_norm() if norm_before_clipping is None else norm_before_clipping
+    take = _pipeline_passes if isinstance(engine, PipelineEngine) else _passes
+    loss = take(engine, inputs, labels)
+    norm = engine.plain_gradient_norm.value if is_unwrapped(engine) else engine.get_global_grad_norm()
     outcome = StepOutcome(
-        loss=float(loss_sum) / max(1, int(token_count)),
+        loss=float(loss),
         loss_tokens=int(token_count),
         learning_rate=learning_rate,
         gradient_norm=float(norm),
@@ -52,19 +46,22 @@ def training_step(engine: Any, batches: Sequence[Batch], layout: ParallelLayout)
     return outcome
 
 
-def _forward(engine: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """The summed loss of a micro-batch. A function of its own, so that the logits live no longer than their graph."""
-    return cross_entropy_sum(engine(input_ids=input_ids, use_cache=False).logits, labels)
+def _passes(engine: Any, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """All micro-batches and the update; the mean loss over them and over the data-parallel ranks."""
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for input_ids, micro_labels in zip(inputs, labels, strict=True):
+        loss = engine.module.loss_fn(engine(input_ids), micro_labels)
+        engine.backward(loss)
+        engine.step()
+        total += loss.detach()
+    torch.distributed.all_reduce(total, group=engine.data_parallel_group)
+    return total / (len(inputs) * torch.distributed.get_world_size(engine.data_parallel_group))
 
 
-def _is_unwrapped(engine: Any) -> bool:
-    """Whether the engine runs the plain optimizer (fp32, stage 0), whose clipping does not keep the norm."""
-    return engine.zero_optimization_stage() == 0 and not (engine.fp16_enabled() or engine.bfloat16_enabled())
-
-
-def _plain_gradient_norm(engine: Any) -> Tensor:
-    gradients = [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+def _pipeline_passes(engine: Any, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """The same through the pipeline's schedule, which ends in the update and tells every stage the loss."""
+    loss: Tensor = engine.train_batch(iter(zip(inputs, labels, strict=True)))
+    return loss
 
 
 def _loss_scale(engine: Any) -> float | None:

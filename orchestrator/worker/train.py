@@ -32,6 +32,7 @@ from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
 from orchestrator.worker.metrics import throughput_of
+from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.progress import say
 from orchestrator.worker.result import attempt_result, summary
 
@@ -80,7 +81,8 @@ def run(attempt_dir: Path) -> None:
         # Before the process group: making tokens may take longer than a collective is allowed to.
         data = prepare_data(attempt.config, model_vocab_size=spec.vocab_size)
         start_distributed(attempt)
-        result = _train(attempt, spec, data, tracker)
+        with nvme_directory(attempt):
+            result = _train(attempt, spec, data, tracker)
         # The engine is gone with its frame; what cycles keep alive has to go before the process group does.
         gc.collect()
         torch.distributed.destroy_process_group()
@@ -148,7 +150,8 @@ def _say_model(attempt: WorkerAttempt, spec: ModelSpec) -> None:
     layout, config = attempt.layout, attempt.config
     say(
         f"model {spec.name}: {format_count(spec.num_parameters)} parameters, {config.precision.dtype}, "
-        f"ZeRO stage {config.zero.stage}, {layout.world_size} processes; "
+        f"ZeRO stage {config.zero.stage}, {layout.world_size} processes = {layout.pipeline_parallel_size} pipeline stages x "
+        f"{layout.data_parallel_size} data parallel x {layout.tensor_parallel_size} tensor parallel; "
         f"batch {layout.train_batch_size} = {layout.train_micro_batch_size_per_gpu} micro x "
         f"{layout.gradient_accumulation_steps} accumulation x {layout.data_parallel_size} data parallel"
     )

@@ -46,6 +46,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     return ended, folder / "run"
 
 
+def test_three_dimensions_through_the_launcher_and_out_as_a_hugging_face_folder(tmp_path: Path) -> None:
+    """Four processes, tensor 2 x pipeline 2, and nothing but the command line from the first step to the folder."""
+    words = ("experiment=smoke", "parallelism=tensor_2_pipeline_2", "cluster.devices_per_host=4", "run_dir=run", "output=json")
+    ended = orchestrator("launch", *words, cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    assert ended.json["result"]["steps"] == 5
+    assert len(ended.json["result"]["memory"]["ranks"]) == 4
+    exported = orchestrator("export", "run_dir=run", "output=json", cwd=tmp_path)
+    assert exported.code == 0, exported.everything
+    assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
+
+
 def test_a_finished_run_says_so_in_json(finished: tuple[Ended, Path]) -> None:
     ended, run_dir = finished
     report = ended.json

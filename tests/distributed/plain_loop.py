@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from orchestrator.models.build import build_model
-from orchestrator.models.initialization import initialize_parameters
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.model_spec import model_spec_from_config
+from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.worker.attempt import read_attempt
 from orchestrator.worker.data.prepare import batch_reader, prepare_data
 from orchestrator.worker.lr_schedule import learning_rate
+from tests.reference_model import named_parameters, plain_model
 
 
 def train_plainly(attempt_dir: Path) -> tuple[list[float], list[float]]:
     """Loss and gradient norm of every step of an attempt, without DeepSpeed and our own loss, step and optimizer code."""
+    _, losses, norms = _train(attempt_dir)
+    return losses, norms
+
+
+def weights_trained_plainly(attempt_dir: Path) -> dict[str, Tensor]:
+    """The weights at the end of the same training, under Hugging Face's names."""
+    model, _, _ = _train(attempt_dir)
+    return {name: parameter.detach() for name, parameter in named_parameters(model)}
+
+
+def first_weights(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
+    """The weights before the first step."""
+    return {name: parameter.detach() for name, parameter in named_parameters(plain_model(spec, seed=seed))}
+
+
+def _train(attempt_dir: Path) -> tuple[nn.Module, list[float], list[float]]:
     attempt = read_attempt(attempt_dir)
     config = attempt.config
     spec = model_spec_from_config(config.model)
-    model = build_model(spec, dtype=torch.float32)
-    initialize_parameters(model, spec, seed=config.seed)
+    model = plain_model(spec, seed=config.seed)
+    for name, parameter in named_parameters(model):
+        parameter.requires_grad_(not any(re.search(pattern, name) for pattern in config.training.freeze))
     norms_and_biases = {
         id(p) for m in model.modules() for n, p in m.named_parameters(recurse=False) if is_norm(m) or n == "bias"
     }
@@ -61,7 +78,7 @@ def train_plainly(attempt_dir: Path) -> tuple[list[float], list[float]]:
         optimizer.step()
         losses.append(loss.item())
         norms.append(norm.item())
-    return losses, norms
+    return model, losses, norms
 
 
 def is_norm(module: nn.Module) -> bool:

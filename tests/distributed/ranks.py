@@ -32,7 +32,11 @@ PRELOADED = [
     "transformers.models.mistral.modeling_mistral",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.gemma2.modeling_gemma2",
+    "transformers.models.phi3.modeling_phi3",
+    "deepspeed.runtime.pipe.dualpipev",
     "orchestrator.worker.train",
+    "tests.distributed.cpu_info",
 ]
 SERVER_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 TIMEOUT_SECONDS = 240.0

@@ -13,7 +13,6 @@ from orchestrator.run_dir import Attempt, checkpoint_dir, read_json
 from tests.distributed.attempts import WORKER, entries, failure, new_attempt, trained
 from tests.distributed.ranks import RankFailedError, run_ranks, start_ranks
 
-WORLD_SIZE = 2
 OPTIONS = (
     "precision=bf16",
     "training.max_steps=20",
@@ -26,10 +25,22 @@ OPTIONS = (
     "model.num_key_value_heads=null",
     "model.dropout=0.1",
 )
+TP2 = "parallelism.tensor_parallel_size=2"
+PP2 = "parallelism.pipeline_parallel_size=2"
+LAYOUTS = {
+    "zero 1, dp 2": (2, ("zero=stage1",)),
+    "zero 3, dp 2": (2, ("zero=stage3",)),
+    "zero 1, tp 2, pp 2": (4, ("zero=stage1", TP2, PP2)),
+    "zero 1, tp 2, pp 2, sequence parallel": (4, ("zero=stage1", TP2, PP2, "parallelism.sequence_parallel=true")),
+    "zero 1, pp 2, dual_pipe_v": (
+        2,
+        ("zero=stage1", PP2, "parallelism.schedule=dual_pipe_v", "model.num_hidden_layers=4"),
+    ),
+}
 
 
-def kill_after_checkpoint(attempt: Attempt, step: int) -> None:
-    ranks = start_ranks(WORKER, attempt.path, world_size=WORLD_SIZE, directory=attempt.path / "ranks")
+def kill_after_checkpoint(attempt: Attempt, step: int, *, world_size: int) -> None:
+    ranks = start_ranks(WORKER, attempt.path, world_size=world_size, directory=attempt.path / "ranks")
     deadline = time.monotonic() + 120
     while (checkpoint := newest(checkpoint_dir(attempt.run_dir))) is None or checkpoint.manifest.step < step:
         assert time.monotonic() < deadline, ranks.output(0)
@@ -45,15 +56,16 @@ def final_tensors(run_dir: Path) -> dict[str, str]:
     return digests
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_ten_steps_a_kill_and_ten_steps_are_twenty_steps_bit_for_bit(tmp_path, report, stage):
-    options = (*OPTIONS, f"zero=stage{stage}")
-    uninterrupted = trained(tmp_path / "whole", *options, world_size=WORLD_SIZE)
-    killed = new_attempt(tmp_path / "killed", options, world_size=WORLD_SIZE)
-    kill_after_checkpoint(killed, step=10)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ten_steps_a_kill_and_ten_steps_are_twenty_steps_bit_for_bit(tmp_path, report, layout):
+    world_size, words = LAYOUTS[layout]
+    options = (*OPTIONS, *words)
+    uninterrupted = trained(tmp_path / "whole", *options, world_size=world_size)
+    killed = new_attempt(tmp_path / "killed", options, world_size=world_size)
+    kill_after_checkpoint(killed, step=10, world_size=world_size)
     checkpoint = newest(checkpoint_dir(killed.run_dir))
     assert checkpoint is not None
-    resumed = trained(tmp_path / "killed", *options, world_size=WORLD_SIZE, resume_tag=checkpoint.tag)
+    resumed = trained(tmp_path / "killed", *options, world_size=world_size, resume_tag=checkpoint.tag)
 
     def values(attempt: Attempt) -> dict[int, tuple[float, float, float]]:
         return {entry["step"]: (entry["loss"], entry["grad_norm"], entry["lr"]) for entry in entries(attempt, "train")}
@@ -64,7 +76,7 @@ def test_ten_steps_a_kill_and_ten_steps_are_twenty_steps_bit_for_bit(tmp_path, r
     expected, found = final_tensors(uninterrupted.run_dir), final_tensors(killed.run_dir)
     assert len(expected) > 10
     assert found == expected
-    report(f"ZeRO-{stage}: killed after the checkpoint of step {checkpoint.manifest.step}, resumed, 20 steps bit for bit")
+    report(f"{layout}: killed after the checkpoint of step {checkpoint.manifest.step}, resumed, 20 steps bit for bit")
 
 
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")])

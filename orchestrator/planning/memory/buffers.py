@@ -7,11 +7,11 @@ gives it whole, however small the model; a CPU only the pages that are written.
 
 from __future__ import annotations
 
-from orchestrator.config.schema import Accelerator
+from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation, OptimizerWrapper
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.memory.shape import RankShape
-from orchestrator.planning.memory.states import FP32_BYTES, mixes_gradient_formats
+from orchestrator.planning.memory.states import FP32_BYTES, device_optimizer_elements, mixes_gradient_formats
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES, MIB
 
@@ -29,10 +29,10 @@ def workspace_bytes(settings: DeepSpeedSettings) -> int:
 def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
     """The buckets into which gradients are copied to be reduced: two when communication overlaps at stages 1 and 2."""
     if settings.optimizer_wrapper not in (OptimizerWrapper.zero12, OptimizerWrapper.zero3):
-        return 0 * shape.parameters
-    elements: Size = settings.reduce_bucket_size + 0 * shape.parameters
+        return 0 * shape.trainable_parameters
+    elements: Size = settings.reduce_bucket_size + 0 * shape.trainable_parameters
     if settings.accelerator is Accelerator.cpu or not settings.contiguous_gradients:
-        elements = smaller(elements, shape.parameters)
+        elements = smaller(elements, shape.trainable_parameters)
     if settings.optimizer_wrapper is OptimizerWrapper.zero3:
         return elements * DTYPE_BYTES[settings.communication_data_type]
     count = 2 if settings.overlap_comm else 1
@@ -47,14 +47,14 @@ def reduction_copy_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
     """
     sent = DTYPE_BYTES[settings.communication_data_type]
     if settings.optimizer_wrapper in (OptimizerWrapper.zero12, OptimizerWrapper.zero3):
-        elements = smaller(larger(settings.reduce_bucket_size, shape.largest_parameter), shape.parameters)
+        elements = smaller(larger(settings.reduce_bucket_size, shape.largest_parameter), shape.trainable_parameters)
         if settings.optimizer_wrapper is OptimizerWrapper.zero3:
             return elements * sent
         made = _reduced_bytes(settings)
     elif settings.optimizer_wrapper is OptimizerWrapper.bf16:
-        elements, made = shape.parameters, DTYPE_BYTES[settings.grad_accum_dtype]
+        elements, made = shape.trainable_parameters, DTYPE_BYTES[settings.grad_accum_dtype]
     else:
-        elements = smaller(UNSHARDED_BUCKET + shape.largest_parameter, shape.parameters)
+        elements = smaller(UNSHARDED_BUCKET + shape.largest_parameter, shape.trainable_parameters)
         made = DTYPE_BYTES[settings.dtype]
     return elements * (made + (sent if sent != made else 0))
 
@@ -71,7 +71,7 @@ def gradient_copy_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_p
     if settings.offloads_optimizer:
         return 2 * copies
     if settings.zero_stage == 2 and accumulates and not mixes_gradient_formats(settings):
-        return copies + ceil_divide(shape.parameters, data_parallel_size) * DTYPE_BYTES[settings.dtype]
+        return copies + ceil_divide(shape.trainable_parameters, data_parallel_size) * DTYPE_BYTES[settings.dtype]
     return copies
 
 
@@ -93,15 +93,17 @@ def gathered_parameter_bytes(settings: DeepSpeedSettings, shape: RankShape, *, d
 
 
 def optimizer_step_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_parallel_size: Size) -> Size:
-    """What the optimizer step allocates on the device on top of states and gradients; nothing when it runs on the CPU.
+    """What the optimizer step allocates on the device on top of states and gradients; nothing where it runs on the CPU.
 
     ZeRO-1 and 2 flatten the shard's gradient and convert it to fp32; ZeRO-3 does so for one sub-group. Without ZeRO,
     FP16_Optimizer converts every gradient and flattens the copies. torch's AdamW adds two fp32 temporaries of the tensor
-    that it updates, DeepSpeed's kernel none.
+    that it updates, DeepSpeed's kernel none. What a partial offload leaves on the device is updated there by torch's, from an
+    fp32 gradient of the sub-group.
     """
+    shard = ceil_divide(shape.trainable_parameters, data_parallel_size)
     if settings.offloads_optimizer:
-        return 0 * shape.parameters
-    shard = ceil_divide(shape.parameters, data_parallel_size)
+        kept = smaller(device_optimizer_elements(settings, shard=shard), settings.sub_group_size)
+        return kept * 3 * FP32_BYTES
     accumulated = DTYPE_BYTES[settings.grad_accum_dtype]
     converted = FP32_BYTES if accumulated < FP32_BYTES else 0
     temporary = 2 * FP32_BYTES if settings.optimizer_implementation is OptimizerImplementation.torch_adamw else 0
@@ -110,8 +112,8 @@ def optimizer_step_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_
             return shape.largest_parameter * temporary
         case OptimizerWrapper.fp16:
             if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
-                return shape.parameters * FP32_BYTES + shape.largest_parameter * temporary
-            return shape.parameters * 2 * FP32_BYTES
+                return shape.trainable_parameters * FP32_BYTES + shape.largest_parameter * temporary
+            return shape.trainable_parameters * 2 * FP32_BYTES
         case OptimizerWrapper.bf16:
             return shard * (converted + temporary)
         case OptimizerWrapper.zero12:

@@ -1,4 +1,4 @@
-"""Peak memory of the ranks of one pipeline stage, by phase of an optimizer step and by component."""
+"""Peak memory of the ranks of one pipeline coordinate, by phase of an optimizer step and by component."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.planning.broadcast import larger
 from orchestrator.planning.memory.activations import (
     Pass,
     pipeline_buffer_bytes,
@@ -49,12 +50,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """What one stage has to do in a step. Micro-batch counts may be numpy arrays."""
+    """What one rank has to do in a step. Micro-batch counts may be numpy arrays."""
 
-    stage: Stage
+    held: tuple[Stage, ...]
+    """The stages it holds: one, or two with DualPipeV."""
     shape: RankShape
-    in_flight: Size
-    """Micro-batches whose activations are kept at once."""
+    in_flight: tuple[Size, ...]
+    """Micro-batches whose activations each of them keeps at once."""
     data_parallel_size: Size
     pipeline_parallel_size: int
     accumulates: bool
@@ -66,7 +68,8 @@ def phase_components(
 ) -> Mapping[Phase, Mapping[str, Size]]:
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
     shape, dp = load.shape, load.data_parallel_size
-    states = device_states(settings, num_parameters=shape.parameters, data_parallel_size=dp)
+    trained = shape.trainable_parameters
+    states = device_states(settings, num_parameters=shape.parameters, num_trainable=trained, data_parallel_size=dp)
     permanent = {
         "parameters": states.parameters,
         "optimizer_states": states.optimizer_states,
@@ -81,25 +84,25 @@ def phase_components(
     return {
         Phase.loss: {
             **in_passes,
-            "logits": stage_logits_bytes(spec, load.stage, passed),
+            "logits": sum(stage_logits_bytes(spec, stage, passed) for stage in load.held),
             "reduce_buckets": kept_bucket,
         },
         Phase.backward: {
             **in_passes,
             **copies,
-            "layer_working_memory": stage_working_bytes(spec, passed),
+            "layer_working_memory": larger(*(stage_working_bytes(spec, stage, passed) for stage in load.held)),
             "reduce_buckets": bucket + (copied if settings.zero_stage >= 2 else 0),
         },
         Phase.reduction: {
             **permanent,
             **gathered,
             **copies,
-            "gradients": whole_gradient_bytes(settings, num_parameters=shape.parameters, data_parallel_size=dp),
+            "gradients": whole_gradient_bytes(settings, num_parameters=trained, data_parallel_size=dp),
             "reduce_buckets": bucket + copied,
         },
         Phase.step: {
             **permanent,
-            "gradients": step_gradient_bytes(settings, num_parameters=shape.parameters, data_parallel_size=dp),
+            "gradients": step_gradient_bytes(settings, num_parameters=trained, data_parallel_size=dp),
             "reduce_buckets": kept_bucket,
             "optimizer_step": optimizer_step_bytes(settings, shape, data_parallel_size=dp),
         },
@@ -111,12 +114,15 @@ def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
     return {
         "gradients": resident_gradient_bytes(
             settings,
-            num_parameters=load.shape.parameters,
+            num_parameters=load.shape.trainable_parameters,
             data_parallel_size=load.data_parallel_size,
             accumulates=load.accumulates,
         ),
-        "activations": stage_activation_bytes(spec, load.stage, passed, in_flight=load.in_flight),
+        "activations": sum(
+            stage_activation_bytes(spec, stage, passed, in_flight=held)
+            for stage, held in zip(load.held, load.in_flight, strict=True)
+        ),
         "pipeline_buffers": pipeline_buffer_bytes(
-            spec, passed, in_flight=load.in_flight, pipeline_parallel_size=load.pipeline_parallel_size
+            spec, passed, in_flight=sum(load.in_flight), pipeline_parallel_size=load.pipeline_parallel_size
         ),
     }

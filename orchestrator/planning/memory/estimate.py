@@ -6,21 +6,22 @@ CPU accelerator both are the resident set of the process, and a host's RAM is th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.schema import Accelerator, RunConfig
+from orchestrator.config.enums import Accelerator
+from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches
+from orchestrator.planning.memory.activations import Pass, host_activation_bytes, in_flight_micro_batches
 from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
 from orchestrator.planning.memory.host import host_states
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory, host_share, sum_hosts
 from orchestrator.planning.memory.shape import rank_shape
 from orchestrator.planning.model_spec import ModelSpec
-from orchestrator.planning.partition import Partition
+from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
 
 ALLOCATOR_SLACK = 0.05
@@ -34,7 +35,10 @@ CPU_ALLOCATOR_SLACK = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Peak of the equal ranks of one pipeline stage. ``components`` are those of the peak's phase; they add up to allocated."""
+    """Peak of the equal ranks of one pipeline coordinate, ``stage``.
+
+    ``components`` are those of the peak's phase; they add up to allocated.
+    """
 
     stage: int
     ranks: range
@@ -75,85 +79,118 @@ class MemoryEstimate:
         }
 
 
-def estimate_memory(
-    config: RunConfig,
-    *,
-    spec: ModelSpec,
-    cluster: ClusterSpec,
-    layout: ParallelLayout,
-    settings: DeepSpeedSettings,
-    partition: Partition,
-) -> MemoryEstimate:
-    """Estimate a run whose pieces are legal. Work grows with stages and hosts, not with ranks."""
-    passed = Pass(
-        micro_batch=layout.train_micro_batch_size_per_gpu,
-        sequence_length=config.data.sequence_length,
-        dtype_bytes=DTYPE_BYTES[settings.dtype],
-        tensor_parallel_size=layout.tensor_parallel_size,
-        recompute=config.activation_checkpointing.policy,
-        accelerator=settings.accelerator,
-    )
-    loads = list(_stage_loads(config, spec, layout, settings, partition))
-    device = [_device_memory(index, layout, cluster, _phases(spec, settings, load, passed)) for index, load in enumerate(loads)]
-    shares = [
-        host_share(settings, cluster, load, device_bytes=memory.device_bytes)
-        for load, memory in zip(loads, device, strict=True)
-    ]
-    host, nvme = sum_hosts(cluster, layout, shares)
-    return MemoryEstimate(device=tuple(device), host=host, nvme=nvme)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """Everything about a run but its partition; the pieces must be legal."""
 
+    config: RunConfig
+    spec: ModelSpec
+    cluster: ClusterSpec
+    layout: ParallelLayout
+    settings: DeepSpeedSettings
+    trainable_shares: tuple[float, ...] | None
+    """Share of each layer that is trained; ``None`` = all of all."""
 
-def _stage_loads(
-    config: RunConfig, spec: ModelSpec, layout: ParallelLayout, settings: DeepSpeedSettings, partition: Partition
-) -> Iterator[StageLoad]:
-    for index, stage in enumerate(partition.stages):
+    def estimate(self, partition: Partition) -> MemoryEstimate:
+        """The memory of the run. Work grows with stages and hosts, not with ranks."""
+        loads = [self._load(index, partition.held_by(index)) for index in range(partition.num_coordinates)]
+        device = [self._device(index, load) for index, load in enumerate(loads)]
+        shares = [
+            host_share(
+                self.settings,
+                self.cluster,
+                load,
+                device_bytes=memory.device_bytes,
+                activation_bytes=self._host_activations(load),
+            )
+            for load, memory in zip(loads, device, strict=True)
+        ]
+        host, nvme = sum_hosts(self.cluster, self.layout, shares)
+        return MemoryEstimate(device=tuple(device), host=host, nvme=nvme)
+
+    def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
+        """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
+        return self._device(coordinate, self._load(coordinate, held)).device_bytes
+
+    @property
+    def _pass(self) -> Pass:
+        checkpointing = self.config.activation_checkpointing
+        return Pass(
+            micro_batch=self.layout.train_micro_batch_size_per_gpu,
+            sequence_length=self.config.data.sequence_length,
+            dtype_bytes=DTYPE_BYTES[self.settings.dtype],
+            tensor_parallel_size=self.layout.tensor_parallel_size,
+            sequence_parallel=self.config.parallelism.sequence_parallel,
+            recompute=checkpointing.policy,
+            recompute_interval=checkpointing.interval,
+            partition_activations=checkpointing.partition_activations,
+            cpu_checkpointing=checkpointing.cpu_checkpointing,
+            accelerator=self.settings.accelerator,
+        )
+
+    def _load(self, coordinate: int, held: Sequence[Stage]) -> StageLoad:
+        layout = self.layout
         shape = rank_shape(
-            spec,
-            stage,
+            self.spec,
+            held,
             tensor_parallel_size=layout.tensor_parallel_size,
-            pipeline_parallel_size=layout.pipeline_parallel_size,
-            persistence_threshold=settings.stage3_param_persistence_threshold,
+            persistence_threshold=self.settings.stage3_param_persistence_threshold,
+            trainable_shares=self.trainable_shares,
         )
-        in_flight = in_flight_micro_batches(
-            index,
-            pipeline_parallel_size=layout.pipeline_parallel_size,
-            micro_batches=layout.gradient_accumulation_steps,
-            schedule=config.parallelism.schedule,
-        )
-        yield StageLoad(
-            stage=stage,
+        in_flight = [
+            in_flight_micro_batches(
+                coordinate,
+                pipeline_parallel_size=layout.pipeline_parallel_size,
+                micro_batches=layout.gradient_accumulation_steps,
+                schedule=self.config.parallelism.schedule,
+                way_back=way_back,
+            )
+            for way_back in (False, True)[: len(held)]
+        ]
+        return StageLoad(
+            held=tuple(held),
             shape=shape,
-            in_flight=in_flight if layout.pipeline_parallel_size > 1 else 1,
+            in_flight=tuple(in_flight) if layout.pipeline_parallel_size > 1 else (1,),
             data_parallel_size=layout.data_parallel_size,
             pipeline_parallel_size=layout.pipeline_parallel_size,
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
+    def _host_activations(self, load: StageLoad) -> int:
+        return sum(
+            int(host_activation_bytes(self.spec, stage, self._pass, in_flight=held))
+            for stage, held in zip(load.held, load.in_flight, strict=True)
+        )
 
-def _phases(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> Mapping[Phase, Mapping[str, Any]]:
-    """Components of the device; on a CPU what is offloaded stays in the same process."""
-    phases = phase_components(spec, settings, load, passed)
-    if settings.accelerator is not Accelerator.cpu:
-        return phases
-    offloaded = host_states(settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates)
-    return {phase: {**components, "offloaded_states": offloaded.total} for phase, components in phases.items()}
+    def _device(self, coordinate: int, load: StageLoad) -> DeviceMemory:
+        phases = self._phases(load)
+        peak = max(phases, key=lambda phase: sum(phases[phase].values()))
+        components = {name: int(size) for name, size in phases[peak].items() if size}
+        allocated = sum(components.values())
+        slack = CPU_ALLOCATOR_SLACK if self.cluster.accelerator is Accelerator.cpu else ALLOCATOR_SLACK
+        reserved = round(allocated * (1 + slack))
+        return DeviceMemory(
+            stage=coordinate,
+            ranks=self.layout.stage_ranks(coordinate),
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            device_bytes=reserved + self.cluster.device_context_bytes,
+            capacity_bytes=self.cluster.device_memory_bytes,
+            components=components,
+            phase=peak,
+        )
 
-
-def _device_memory(
-    index: int, layout: ParallelLayout, cluster: ClusterSpec, phases: Mapping[Phase, Mapping[str, Any]]
-) -> DeviceMemory:
-    peak = max(phases, key=lambda phase: sum(phases[phase].values()))
-    components = {name: int(size) for name, size in phases[peak].items() if size}
-    allocated = sum(components.values())
-    slack = CPU_ALLOCATOR_SLACK if cluster.accelerator is Accelerator.cpu else ALLOCATOR_SLACK
-    reserved = round(allocated * (1 + slack))
-    return DeviceMemory(
-        stage=index,
-        ranks=layout.stage_ranks(index),
-        allocated_bytes=allocated,
-        reserved_bytes=reserved,
-        device_bytes=reserved + cluster.device_context_bytes,
-        capacity_bytes=cluster.device_memory_bytes,
-        components=components,
-        phase=peak,
-    )
+    def _phases(self, load: StageLoad) -> Mapping[Phase, Mapping[str, Any]]:
+        """Components of the device; on a CPU what is offloaded stays in the same process."""
+        phases = phase_components(self.spec, self.settings, load, self._pass)
+        if self.settings.accelerator is not Accelerator.cpu:
+            return phases
+        states = host_states(
+            self.settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates
+        )
+        activations = self._host_activations(load)
+        kept = {Phase.loss: activations, Phase.backward: activations}
+        return {
+            phase: {**components, "offloaded_states": states.total, "offloaded_activations": kept.get(phase, 0)}
+            for phase, components in phases.items()
+        }

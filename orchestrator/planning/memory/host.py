@@ -10,12 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.config.schema import OffloadDevice
+from orchestrator.config.enums import OffloadDevice
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
-from orchestrator.planning.broadcast import smaller
+from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.memory.nvme import parameters_on_disk
 from orchestrator.planning.memory.shape import RankShape
-from orchestrator.planning.memory.states import FP32_BYTES, MASTER_BYTES, MOMENT_BYTES, mixes_gradient_formats
+from orchestrator.planning.memory.states import (
+    FP32_BYTES,
+    MASTER_BYTES,
+    MOMENT_BYTES,
+    device_optimizer_elements,
+    mixes_gradient_formats,
+)
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES, GIB, MIB
 
@@ -60,7 +66,7 @@ def initialization_copy_bytes(settings: DeepSpeedSettings, shape: RankShape, *, 
     """
     if not settings.offloads_optimizer or not settings.pins_memory:
         return 0 * shape.parameters
-    return ceil_divide(shape.parameters, data_parallel_size) * FP32_BYTES
+    return ceil_divide(shape.trainable_parameters, data_parallel_size) * FP32_BYTES
 
 
 def save_copy_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_parallel_size: Size, writes_model: bool) -> Size:
@@ -69,7 +75,7 @@ def save_copy_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_paral
     Every rank writes the flat fp32 shard of its optimizer states; the first data-parallel rank also the flat parameters,
     unless they are sharded.
     """
-    shard = ceil_divide(shape.parameters, data_parallel_size)
+    shard = ceil_divide(shape.trainable_parameters, data_parallel_size)
     copied = 0 * shard if settings.offloads_optimizer else shard * FP32_BYTES
     if writes_model and settings.zero_stage < 3:
         whole = shape.parameters * DTYPE_BYTES[settings.dtype]
@@ -92,7 +98,7 @@ def _stage12_states(
     Gradients accumulated in the model's format are kept here between micro-batches; one buffer stages the largest gradient.
     """
     pinned = pinned_bytes if settings.pins_memory else _as_is
-    shard = ceil_divide(shape.parameters, data_parallel_size)
+    shard = ceil_divide(shape.trainable_parameters, data_parallel_size)
     element = DTYPE_BYTES[settings.dtype]
     gradients = pinned(shard * FP32_BYTES) + pinned(shape.largest_parameter * element)
     if accumulates and settings.zero_stage == 2 and not mixes_gradient_formats(settings):
@@ -117,16 +123,18 @@ def _stage3_states(settings: DeepSpeedSettings, shape: RankShape, data_parallel_
     pinned = pinned_bytes if settings.pins_memory else _as_is
     shard = ceil_divide(shape.parameters, data_parallel_size)
     element = DTYPE_BYTES[settings.dtype]
-    group = smaller(shard, settings.sub_group_size + ceil_divide(shape.largest_parameter, data_parallel_size))
+    trained = ceil_divide(shape.trainable_parameters, data_parallel_size)
+    group = smaller(trained, settings.sub_group_size + ceil_divide(shape.largest_parameter, data_parallel_size))
     parameters = gradients = optimizer_states = swap_buffers = 0 * shard
     if settings.offloads_optimizer:
-        gradients = pinned(shard * DTYPE_BYTES[settings.grad_accum_dtype])
+        gradients = pinned(trained * DTYPE_BYTES[settings.grad_accum_dtype])
     match settings.offload_optimizer_device:
         case OffloadDevice.cpu:
-            num_groups = shard // group
+            offloaded = trained - device_optimizer_elements(settings, shard=trained)
+            num_groups = offloaded // larger(group, 1)
             gradients = gradients + num_groups * pinned(group * FP32_BYTES)
-            gradients = gradients + pinned((shard - num_groups * group) * FP32_BYTES)
-            optimizer_states = shard * (MASTER_BYTES + (MOMENT_BYTES if with_moments else 0))
+            gradients = gradients + pinned((offloaded - num_groups * group) * FP32_BYTES)
+            optimizer_states = offloaded * (MASTER_BYTES + (MOMENT_BYTES if with_moments else 0))
         case OffloadDevice.nvme:
             swap_buffers = swap_buffers + settings.optimizer_buffer_count * group * FP32_BYTES
         case OffloadDevice.none:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from orchestrator.config.schema import Accelerator
+from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
@@ -19,7 +19,6 @@ from orchestrator.planning.memory.host import (
     save_copy_bytes,
 )
 from orchestrator.planning.memory.nvme import nvme_bytes
-from orchestrator.planning.memory.shape import RankShape
 from orchestrator.planning.memory.states import device_states
 
 
@@ -81,25 +80,32 @@ _Mix: TypeAlias = tuple[tuple[int, int, int], ...]
 """For each stage on a host: its index, how many of its ranks are there, and how many of those are of the first replica."""
 
 
-def host_share(settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad, *, device_bytes: int) -> HostShare:
-    """The share of any rank of a stage whose process takes ``device_bytes`` of its device: on a CPU that is the process."""
+def host_share(
+    settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad, *, device_bytes: int, activation_bytes: int = 0
+) -> HostShare:
+    """The share of any rank of a stage whose process takes ``device_bytes`` of its device: on a CPU that is the process.
+
+    ``activation_bytes`` are those that wait in host memory for the backward pass.
+    """
     shape, dp = load.shape, load.data_parallel_size
-    disk = nvme_bytes(settings, num_parameters=shape.parameters, data_parallel_size=dp)
+    disk = nvme_bytes(
+        settings, num_parameters=shape.parameters, num_trainable=shape.trainable_parameters, data_parallel_size=dp
+    )
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
-    start = _start_process_bytes(settings, cluster, shape, dp) + first.total
+    start = _start_process_bytes(settings, cluster, load) + first.total
     if settings.accelerator is Accelerator.cpu:
         step = device_bytes
         return HostShare(start=start, step=step, save=step, first_replica_save=step, nvme=disk, components={"processes": step})
     states = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)
-    step = PROCESS_BYTES + states.total
+    save = PROCESS_BYTES + states.total
     own, whole = (
         save_copy_bytes(settings, shape, data_parallel_size=dp, writes_model=writes_model) for writes_model in (False, True)
     )
     return HostShare(
         start=start + initialization_copy_bytes(settings, shape, data_parallel_size=dp),
-        step=step,
-        save=step + own,
-        first_replica_save=step + whole,
+        step=save + activation_bytes,
+        save=save + own,
+        first_replica_save=save + whole,
         nvme=disk,
         components={
             "processes": PROCESS_BYTES,
@@ -107,6 +113,7 @@ def host_share(settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoa
             "gradients": states.gradients,
             "optimizer_states": states.optimizer_states,
             "swap_buffers": states.swap_buffers,
+            "activations": activation_bytes,
         },
     )
 
@@ -137,11 +144,17 @@ def sum_hosts(
     return tuple(memories), tuple(disks)
 
 
-def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, shape: RankShape, dp: int) -> int:
+def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad) -> int:
     """A process while DeepSpeed builds its engine. On a CPU the parameters exist twice while they are flattened."""
     if settings.accelerator is not Accelerator.cpu:
         return PROCESS_BYTES
-    states = device_states(settings, num_parameters=shape.parameters, data_parallel_size=dp)
+    shape = load.shape
+    states = device_states(
+        settings,
+        num_parameters=shape.parameters,
+        num_trainable=shape.trainable_parameters,
+        data_parallel_size=load.data_parallel_size,
+    )
     return cluster.device_context_bytes + 2 * int(states.parameters) + int(states.optimizer_states)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.config.schema import OffloadDevice
+from orchestrator.config.enums import OffloadDevice
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.broadcast import larger
 from orchestrator.planning.memory.states import FP32_BYTES, MASTER_BYTES, MOMENT_BYTES
@@ -10,8 +10,10 @@ from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES
 
 
-def nvme_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> Size:
-    """What one rank keeps on its host's disk; only stage 3 uses one.
+def nvme_bytes(
+    settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size, num_trainable: Size | None = None
+) -> Size:
+    """What one rank keeps on its host's disk; only stage 3 uses one. ``num_trainable``: all, if it is not given.
 
     An offloaded optimizer writes the master copy, both moments and the fp32 gradient of its shard; offloaded parameters
     what does not fit in ``max_in_cpu`` elements (``zero/stage3.py``, ``swap_tensor/``).
@@ -21,7 +23,8 @@ def nvme_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, data_parall
     shard = ceil_divide(num_parameters, data_parallel_size)
     total = 0 * shard
     if settings.offload_optimizer_device is OffloadDevice.nvme:
-        total = total + shard * (MASTER_BYTES + MOMENT_BYTES + FP32_BYTES)
+        trained = shard if num_trainable is None else ceil_divide(num_trainable, data_parallel_size)
+        total = total + trained * (MASTER_BYTES + MOMENT_BYTES + FP32_BYTES)
     if settings.offload_param_device is OffloadDevice.nvme:
         total = total + parameters_on_disk(settings, shard=shard) * DTYPE_BYTES[settings.dtype]
     return total

@@ -1,21 +1,24 @@
-"""What the rank of one pipeline stage holds, in parameters: the input of every memory kernel."""
+"""What a rank holds, in parameters: the input of every memory kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.planning.broadcast import larger, smaller
-from orchestrator.planning.layers import embedding_parameters, final_norm_parameters, head_parameters, layer_parameters
+from orchestrator.planning.layers import final_norm_parameters, layer_parameters
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size, ceil_divide, layer_matrix_parameters
-from orchestrator.planning.partition import Stage
+from orchestrator.planning.partition import Stage, num_leading_layers, num_model_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShape:
-    """Elements on one rank of one stage, after tensor and pipeline parallelism and before ZeRO."""
+    """Elements on one rank, after tensor and pipeline parallelism and before ZeRO."""
 
     parameters: Size
+    trainable_parameters: Size
+    """Those with a gradient and optimizer states."""
     largest_parameter: Size
     """Elements of the largest single tensor: ZeRO-3 gathers it at once, ZeRO-1 and 2 reduce it whole."""
     persistent_parameters: Size
@@ -23,23 +26,53 @@ class RankShape:
 
 
 def rank_shape(
-    spec: ModelSpec, stage: Stage, *, tensor_parallel_size: Size, pipeline_parallel_size: int, persistence_threshold: int
+    spec: ModelSpec,
+    held: Sequence[Stage],
+    *,
+    tensor_parallel_size: Size,
+    persistence_threshold: int,
+    trainable_shares: Sequence[float] | None = None,
 ) -> RankShape:
-    """The shape of any rank of ``stage``. With a pipeline, a tied head is a second copy of the token embedding."""
-    layers = stage.num_layers * layer_parameters(spec, tensor_parallel_size)
-    embedding = embedding_parameters(spec, tensor_parallel_size) if stage.has_embedding else 0
-    ends = final_norm_parameters(spec) + head_parameters(spec, tensor_parallel_size) if stage.has_head else 0
-    if stage.has_head and spec.tie_word_embeddings and pipeline_parallel_size > 1:
-        ends = ends + _token_embedding(spec, tensor_parallel_size)
-    parameters = layers + embedding + ends
-    persistent = stage.num_layers * _persistent_in_layer(spec, tensor_parallel_size, persistence_threshold)
+    """The shape of any rank that holds the stages ``held``.
+
+    A tied head is a second copy of the token embedding unless the rank holds both. ``trainable_shares`` is the share of each
+    layer of the model that is trained (``parameter_names.py``); without it all is.
+    """
+    parts = [part for stage in held for part in _parts(spec, stage, tensor_parallel_size)]
+    if spec.tie_word_embeddings and any(stage.has_embedding for stage in held):
+        parts = [part for part in parts if part[0].stop != num_model_layers(spec)]
+    parameters = sum((size * len(layers) for layers, size in parts), start=0 * tensor_parallel_size)
+    trained = parameters
+    if trainable_shares is not None:
+        trained = round(sum(float(size) * sum(trainable_shares[layer] for layer in layers) for layers, size in parts))
+    num_layers = sum(stage.num_layers for stage in held)
+    persistent = num_layers * _persistent_in_layer(spec, tensor_parallel_size, persistence_threshold)
     return RankShape(
         parameters=parameters,
+        trainable_parameters=trained,
         largest_parameter=largest_parameter(
-            spec, tensor_parallel_size=tensor_parallel_size, with_vocabulary=stage.has_embedding or stage.has_head
+            spec,
+            tensor_parallel_size=tensor_parallel_size,
+            with_vocabulary=any(stage.has_embedding or stage.has_head for stage in held),
         ),
         persistent_parameters=smaller(parameters, persistent),
     )
+
+
+def _parts(spec: ModelSpec, stage: Stage, tensor_parallel_size: Size) -> Iterator[tuple[range, Size]]:
+    """Places in the list of layers of equal layers of ``stage``, and the elements of one of them on one rank."""
+    first, end = num_leading_layers(spec), num_model_layers(spec)
+    if stage.has_embedding:
+        yield range(1), _token_embedding(spec, tensor_parallel_size)
+    if stage.has_positions:
+        yield range(1, 2), spec.max_position_embeddings * spec.hidden_size
+    if stage.num_layers:
+        start = first + stage.first_layer
+        yield range(start, start + stage.num_layers), layer_parameters(spec, tensor_parallel_size)
+    if stage.has_final_norm:
+        yield range(end - 2, end - 1), final_norm_parameters(spec)
+    if stage.has_head:
+        yield range(end - 1, end), _token_embedding(spec, tensor_parallel_size)
 
 
 def largest_parameter(spec: ModelSpec, *, tensor_parallel_size: Size, with_vocabulary: bool = True) -> Size:
@@ -69,4 +102,8 @@ def _layer_matrices(spec: ModelSpec, tensor_parallel_size: Size) -> list[Size]:
         projections = [hidden * (widths.query + 2 * widths.key_value)]
     else:
         projections = [hidden * widths.query, hidden * widths.key_value, hidden * widths.key_value]
-    return [*projections, hidden * widths.query, *[hidden * widths.intermediate] * (3 if facts.gated_mlp else 2)]
+    if facts.fused_gate_up:
+        mlp = [2 * hidden * widths.intermediate, hidden * widths.intermediate]
+    else:
+        mlp = [hidden * widths.intermediate] * (3 if facts.gated_mlp else 2)
+    return [*projections, hidden * widths.query, *mlp]

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.schema import OffloadDevice
+import numpy as np
+
+from orchestrator.config.enums import OffloadDevice
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
-from orchestrator.planning.broadcast import choose
+from orchestrator.planning.broadcast import choose, smaller
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES
 
@@ -86,14 +88,43 @@ def rank_states(settings: DeepSpeedSettings, *, num_parameters: Size, data_paral
     )
 
 
-def device_states(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> ModelStates:
-    """What of ``rank_states`` stays on the device: the rest is in host RAM or on NVMe."""
+def device_states(
+    settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size, num_trainable: Size | None = None
+) -> ModelStates:
+    """What of ``rank_states`` stays on the device: the rest is in host RAM or on NVMe.
+
+    ``num_trainable`` of the parameters (all, if it is not given) have gradients and optimizer states.
+    """
     states = rank_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
+    trained = num_parameters if num_trainable is None else num_trainable
+    of_trained = rank_states(settings, num_parameters=trained, data_parallel_size=data_parallel_size)
+    optimizer_states = of_trained.optimizer_states
+    if settings.offloads_optimizer:
+        kept = device_optimizer_elements(settings, shard=ceil_divide(trained, data_parallel_size))
+        optimizer_states = kept * (MASTER_BYTES + MOMENT_BYTES)
     return ModelStates(
         parameters=0 if _offloads_parameters(settings) else states.parameters,
-        gradients=0 if gradients_leave_device(settings) else states.gradients,
-        optimizer_states=0 if settings.offloads_optimizer else states.optimizer_states,
+        gradients=0 if gradients_leave_device(settings) else of_trained.gradients,
+        optimizer_states=optimizer_states,
     )
+
+
+def num_sub_groups(settings: DeepSpeedSettings, *, shard: Size) -> Size:
+    """Sub-groups of a rank's optimizer at stage 3: those of the weights, and one of the norms and biases."""
+    return ceil_divide(shard, settings.sub_group_size) + 1
+
+
+def device_optimizer_elements(settings: DeepSpeedSettings, *, shard: Size) -> Size:
+    """Elements of the shard whose optimizer states an offloaded optimizer leaves on the device.
+
+    ``optimizer_ratio`` below 1 leaves whole sub-groups there, the first (1 - ratio) of them rounded down
+    (``zero/stage3.py:_create_fp32_partitions``).
+    """
+    if settings.offload_optimizer_device is not OffloadDevice.cpu or settings.optimizer_ratio >= 1 or settings.zero_stage < 3:
+        return 0 * shard
+    kept = (1 - settings.optimizer_ratio) * num_sub_groups(settings, shard=shard) // 1
+    elements = kept * settings.sub_group_size
+    return smaller(shard, elements.astype(int) if isinstance(elements, np.ndarray) else int(elements))
 
 
 def gradients_leave_device(settings: DeepSpeedSettings) -> bool:

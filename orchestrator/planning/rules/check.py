@@ -7,17 +7,34 @@ from orchestrator.planning.rules import (
     cluster,
     communication,
     data,
+    freeze,
     learning_rate,
     offload,
     parallelism,
+    partition,
     pipeline,
     precision,
     ranges,
+    recompute,
     zero,
 )
 from orchestrator.planning.rules.registry import RULES, RuleContext
 
-SUBJECTS = (ranges, cluster, parallelism, pipeline, zero, offload, precision, communication, data, learning_rate)
+SUBJECTS = (
+    ranges,
+    cluster,
+    parallelism,
+    pipeline,
+    partition,
+    recompute,
+    zero,
+    offload,
+    precision,
+    communication,
+    data,
+    freeze,
+    learning_rate,
+)
 """The files that hold rules; importing them registers what they hold."""
 
 

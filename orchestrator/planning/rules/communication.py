@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import Precision
+from orchestrator.config.enums import Precision
 from orchestrator.deepspeed_config.settings import OptimizerWrapper
 from orchestrator.findings import Finding, error, warning
 from orchestrator.planning.rules.registry import RuleContext, rule

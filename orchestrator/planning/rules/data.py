@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import DataSource
+from orchestrator.config.enums import DataSource
 from orchestrator.findings import Finding, error, info
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 

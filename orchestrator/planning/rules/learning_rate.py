@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import LrSchedule
+from orchestrator.config.enums import LrSchedule
 from orchestrator.findings import Finding, error, info, warning
 from orchestrator.planning.rules.registry import RuleContext, rule
 

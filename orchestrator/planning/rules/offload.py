@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import OffloadDevice
-from orchestrator.findings import Finding, error, info
+from orchestrator.config.enums import OffloadDevice
+from orchestrator.findings import Finding, error, info, warning
 from orchestrator.planning.memory.shape import largest_parameter
+from orchestrator.planning.memory.states import device_optimizer_elements, num_sub_groups
 from orchestrator.planning.parameters import ceil_divide
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
@@ -50,6 +51,39 @@ def nvme_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
+@rule("offload-ratio", "a partial offload is one of the optimizer, to RAM, at ZeRO stage 3", concerns_memory=True)
+def optimizer_ratio(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed refuses it below stage 3, and NVMe takes whole sub-groups only."""
+    offload, stage = context.config.offload, context.config.zero.stage
+    if offload.optimizer_ratio < 1 and (stage != 3 or offload.optimizer_device is not OffloadDevice.cpu):
+        yield error(
+            "offload-ratio",
+            "offload.optimizer_ratio",
+            f"{offload.optimizer_ratio} needs zero.stage=3 and offload.optimizer_device=cpu, and they are {stage} and "
+            f"{offload.optimizer_device.value}",
+            "set offload.optimizer_ratio=1",
+        )
+
+
+@rule("offload-ratio-groups", "a partial offload leaves a sub-group on the device", Fact.model, Fact.layout)
+def optimizer_ratio_groups(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed rounds (1 - ratio) of the sub-groups down, and one sub-group is ``zero.sub_group_size`` elements."""
+    settings, layout = context.settings, context.layout
+    partial = 0 < settings.optimizer_ratio < 1 and settings.zero_stage == 3
+    if not partial or settings.offload_optimizer_device is not OffloadDevice.cpu or settings.sub_group_size < 1:
+        return
+    shard = context.model.num_parameters // (layout.tensor_parallel_size * layout.data_parallel_size)
+    if device_optimizer_elements(settings, shard=shard) == 0:
+        groups = num_sub_groups(settings, shard=shard)
+        wanted = max(1, shard // 16)
+        yield warning(
+            "offload-ratio-groups",
+            "offload.optimizer_ratio",
+            f"{settings.optimizer_ratio} of {groups} sub-groups, rounded up, is all of them: nothing stays on the device",
+            f"set zero.sub_group_size={wanted}",
+        )
+
+
 @rule("nvme-path", "NVMe needs a folder on a local disk")
 def nvme_path(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed notices a missing path only when it writes, and the path must be the same on every host."""
@@ -66,6 +100,19 @@ def nvme_path(context: RuleContext) -> Iterator[Finding]:
     if not used and offload.nvme_path:
         yield info(
             "nvme-path", "offload.nvme_path", "it has no effect: nothing is offloaded to nvme", "set offload.nvme_path=null"
+        )
+
+
+@rule("nvme-prefetch", "parameters on NVMe are not fetched ahead")
+def nvme_prefetch(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed 0.19 fetches a parameter twice then, and dies in the second step on a swap buffer that is already assigned."""
+    ahead = context.config.zero.stage3_prefetch_bucket_size
+    if context.config.offload.param_device is OffloadDevice.nvme and context.config.zero.stage == 3 and ahead > 0:
+        yield error(
+            "nvme-prefetch",
+            "zero.stage3_prefetch_bucket_size",
+            f"{ahead} elements are fetched ahead, which fails with offload.param_device=nvme in the second step",
+            "set zero.stage3_prefetch_bucket_size=0",
         )
 
 

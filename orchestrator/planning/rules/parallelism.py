@@ -20,7 +20,7 @@ def attention_heads(context: RuleContext) -> Iterator[Finding]:
     yield from _divides(context, "tensor-attention-heads", "num_attention_heads", "query heads")
 
 
-@rule("tensor-key-value-heads", "key heads divide over the ranks, or each is copied to several")
+@rule("tensor-key-value-heads", "key heads divide over the ranks, or each is copied to several", concerns_memory=True)
 def key_value_heads(context: RuleContext) -> Iterator[Finding]:
     """Ranks that outnumber the key and value heads share them, each a copy."""
     heads, tp = _size(context, "num_key_value_heads"), _tensor_parallel_size(context)
@@ -33,12 +33,6 @@ def key_value_heads(context: RuleContext) -> Iterator[Finding]:
         )
     else:
         yield from _divides(context, "tensor-key-value-heads", "num_key_value_heads", "key and value heads")
-
-
-@rule("tensor-hidden-size", "hidden_size divides over the tensor-parallel ranks", concerns_memory=True)
-def hidden_size(context: RuleContext) -> Iterator[Finding]:
-    """Activations between pipeline stages are cut over the ranks along it."""
-    yield from _divides(context, "tensor-hidden-size", "hidden_size", "columns of the residual stream")
 
 
 @rule("tensor-intermediate-size", "intermediate_size divides over the ranks", concerns_memory=True)
@@ -58,6 +52,30 @@ def vocabulary(context: RuleContext) -> Iterator[Finding]:
             "model.vocab_size",
             f"{rows} rows over tensor_parallel_size={tp} leave {rows % tp}: {padding} are added as padding",
             "nothing",
+        )
+
+
+@rule("sequence-parallel", "sequence parallelism has tensor-parallel ranks to shard over", concerns_memory=True)
+def sequence_parallel(context: RuleContext) -> Iterator[Finding]:
+    """Each of them holds an equal share of every sequence between the regions that are split."""
+    tp, length = _tensor_parallel_size(context), context.config.data.sequence_length
+    if not context.config.parallelism.sequence_parallel or tp is None:
+        return
+    if tp == 1:
+        yield error(
+            "sequence-parallel",
+            "parallelism.sequence_parallel",
+            f"true shards sequences over the tensor-parallel ranks, and {_SIZE}=1",
+            f"set parallelism.sequence_parallel=false, or {_SIZE}=2 or more",
+        )
+    elif length % tp and length > 0:
+        below = length - length % tp
+        nearest = below if below >= 2 else tp
+        yield error(
+            "sequence-parallel",
+            "data.sequence_length",
+            f"{length} tokens do not divide over tensor_parallel_size={tp}, as parallelism.sequence_parallel=true needs",
+            f"set data.sequence_length={nearest}, or parallelism.sequence_parallel=false",
         )
 
 

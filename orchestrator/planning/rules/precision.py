@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import Accelerator, AttentionImplementation, Precision
+from orchestrator.config.enums import Accelerator, AttentionImplementation, Precision
 from orchestrator.findings import Finding, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
@@ -53,6 +53,18 @@ def stage0_accumulation(context: RuleContext) -> Iterator[Finding]:
             "precision.grad_accum_dtype",
             f"{precision.dtype.value} gradients cannot be accumulated in {asked.value} at ZeRO stage 0",
             f"set zero.stage=1, or precision.grad_accum_dtype={precision.dtype.value}",
+        )
+
+
+@rule("fp16-stage", "fp16 trains from ZeRO stage 1 up")
+def fp16_stage(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed 0.19 does not scale the loss at stage 0, and divides the gradients by the scale all the same."""
+    if context.config.precision.dtype is Precision.fp16 and context.config.zero.stage == 0:
+        yield error(
+            "fp16-stage",
+            "zero.stage",
+            "at stage 0 DeepSpeed does not scale the loss of fp16 but unscales its gradients: they come out too small, unsaid",
+            "set zero.stage=1, which keeps the same state at one replica",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.schema import OffloadDevice
+from orchestrator.config.enums import OffloadDevice
 from orchestrator.findings import Finding, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 

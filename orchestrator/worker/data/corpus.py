@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from orchestrator.config.schema import DataConfig, DataSource
+from orchestrator.config.enums import DataSource
+from orchestrator.config.schema import DataConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 

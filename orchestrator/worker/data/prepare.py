@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.schema import DataSource, RunConfig
+from orchestrator.config.enums import DataSource
+from orchestrator.config.schema import RunConfig
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.units import format_bytes, format_count, format_seconds
 from orchestrator.worker.data.batches import BatchReader, sample_order

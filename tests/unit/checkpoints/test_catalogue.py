@@ -23,6 +23,8 @@ MANIFEST = Manifest(
     step=5,
     consumed_samples=40,
     layout=LAYOUT,
+    boundaries=[0, 6],
+    fixed_options={"training.freeze": [], "offload.optimizer_device": "none"},
     zero_stage=1,
     dtype="bf16",
     model_name="tiny",
@@ -43,8 +45,27 @@ def save(directory, step: int, *, complete: bool = True):
 
 def resume(**changes) -> list[tuple[str, Severity]]:
     asked = {"layout": LAYOUT, "zero_stage": 1, "dtype": "bf16", "model_name": "tiny", "num_parameters": 1000}
-    asked |= {"max_steps": 100, "hf_config": HF_CONFIG}
+    asked |= {"max_steps": 100, "hf_config": HF_CONFIG, "boundaries": [0, 6], "fixed_options": MANIFEST.fixed_options}
     return [(finding.field, finding.severity) for finding in resume_findings(MANIFEST, **{**asked, **changes})]
+
+
+def test_a_file_in_a_sub_folder_is_part_of_the_checkpoint(tmp_path):
+    swapped = save(tmp_path, 5, complete=False) / "offloaded_tensors" / "rank0" / "weights.swp"
+    swapped.parent.mkdir(parents=True)
+    swapped.write_bytes(b"weights")
+    write_manifest(swapped.parents[2], MANIFEST)
+    assert newest(tmp_path) is not None
+    swapped.write_bytes(b"w")
+    assert newest(tmp_path) is None
+
+
+def test_another_cut_of_the_layers_cannot_go_on():
+    assert resume(boundaries=[0, 3, 6]) == [("parallelism.partition_method", Severity.error)]
+
+
+def test_options_that_the_files_depend_on_stay():
+    changed = {"training.freeze": ["embed"], "offload.optimizer_device": "nvme"}
+    assert resume(fixed_options=changed) == [(name, Severity.error) for name in changed]
 
 
 def test_checkpoints_are_ordered_by_their_step_not_by_their_name(tmp_path):

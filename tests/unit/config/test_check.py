@@ -8,8 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from orchestrator.config.check import check_values
+from orchestrator.config.enums import Precision
 from orchestrator.config.load import check_sweep, combine_overrides, load_config, quoted
-from orchestrator.config.schema import Precision, RunConfig
+from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 
 COMPOSED = OmegaConf.to_container(OmegaConf.structured(load_config([])), enum_to_str=True)

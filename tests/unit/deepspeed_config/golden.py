@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.schema import OffloadDevice, Precision, RecomputePolicy, RunConfig
+from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.compile import compile_config
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.layout import layout_from_config
@@ -39,6 +40,20 @@ CASES: dict[str, dict[str, Any]] = {
         "parallelism__pipeline_parallel_size": 2,
         "activation_checkpointing__policy": RecomputePolicy.full,
     },
+    "stage1_bf16_tensor_pipeline_cuda": {
+        "parallelism__tensor_parallel_size": 2,
+        "parallelism__pipeline_parallel_size": 2,
+    },
+    "stage1_bf16_sequence_pipeline_cuda": {
+        "parallelism__tensor_parallel_size": 2,
+        "parallelism__pipeline_parallel_size": 2,
+        "parallelism__sequence_parallel": True,
+    },
+    "stage1_bf16_dual_pipe_v_cuda": {
+        "parallelism__tensor_parallel_size": 2,
+        "parallelism__pipeline_parallel_size": 2,
+        "parallelism__schedule": PipelineSchedule.dual_pipe_v,
+    },
     "stage1_fp16_cuda": {"precision__dtype": Precision.fp16, "training__gradient_clipping": 0.0},
     "stage1_offload_cpu_cuda": {"offload__optimizer_device": OffloadDevice.cpu},
     "stage2_bf16_cuda": {"zero__stage": 2, "zero__overlap_comm": True},
@@ -52,6 +67,12 @@ CASES: dict[str, dict[str, Any]] = {
         "offload__optimizer_device": OffloadDevice.cpu,
         "offload__param_device": OffloadDevice.cpu,
         "offload__pin_memory": False,
+    },
+    "stage3_offload_ratio_cuda": {
+        "zero__stage": 3,
+        "zero__sub_group_size": 10_000_000,
+        "offload__optimizer_device": OffloadDevice.cpu,
+        "offload__optimizer_ratio": 0.4,
     },
     "stage3_offload_nvme_cuda": _NVME,
     "stage3_offload_nvme_cpu": {**_NVME, **_CPU},

@@ -53,6 +53,7 @@ def effective(path: Path) -> dict[str, Any]:
         "stage3_param_persistence_threshold": zero.param_persistence_threshold,
         "stage3_max_live_parameters": zero.max_live_parameters,
         "stage3_max_reuse_distance": zero.max_reuse_distance,
+        "pipeline": config.pipeline,
         "offload_optimizer": offload(zero.offload_optimizer),
         "offload_param": offload(zero.offload_param),
     }

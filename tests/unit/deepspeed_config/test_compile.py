@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.deepspeed_config.compile import compile_config
 from orchestrator.deepspeed_config.settings import resolve_settings
 from tests.unit.deepspeed_config.golden import CASES, FOLDER, as_text, compiled
 from tests.unit.planning.configurations import cpu_cluster, run_config
 
 
-def compile_small(**changes):
+def compile_small(*, nvme_directory=None, **changes):
     config = run_config(**changes)
     return compile_config(
         config,
@@ -21,6 +21,7 @@ def compile_small(**changes):
         train_batch_size=64,
         train_micro_batch_size_per_gpu=2,
         gradient_accumulation_steps=4,
+        nvme_directory=nvme_directory,
     )
 
 
@@ -68,6 +69,46 @@ def test_the_optimizer_is_one_the_accelerator_has():
     assert asks_for_torch(cluster=cpu_cluster())
     assert not asks_for_torch()
     assert not asks_for_torch(cluster=cpu_cluster(), offload__optimizer_device=OffloadDevice.cpu)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel_size", "sequence_parallel", "schedule", "partitioned"),
+    [
+        (1, False, PipelineSchedule.one_f_one_b, False),
+        (2, False, PipelineSchedule.one_f_one_b, True),
+        (2, False, PipelineSchedule.gpipe, True),
+        (2, True, PipelineSchedule.one_f_one_b, False),
+        (2, False, PipelineSchedule.dual_pipe_v, False),
+    ],
+)
+def test_only_what_is_whole_on_every_rank_is_cut_between_stages(tensor_parallel_size, sequence_parallel, schedule, partitioned):
+    pipeline = compile_small(
+        parallelism__pipeline_parallel_size=2,
+        parallelism__tensor_parallel_size=tensor_parallel_size,
+        parallelism__sequence_parallel=sequence_parallel,
+        parallelism__schedule=schedule,
+    )["pipeline"]
+    assert pipeline["pipe_partitioned"] is pipeline["grad_partitioned"] is partitioned
+
+
+@pytest.mark.parametrize("policy", RecomputePolicy)
+def test_deepspeed_never_recomputes(policy):
+    compiled = compile_small(parallelism__pipeline_parallel_size=2, activation_checkpointing__policy=policy)
+    assert compiled["pipeline"]["activation_checkpoint_interval"] == 0
+    assert "activation_checkpointing" not in compiled
+
+
+def test_the_run_has_a_directory_of_its_own_on_the_disk():
+    nvme = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.nvme, "offload__nvme_path": "/disk"}
+    block = compile_small(**nvme, nvme_directory="/disk/run_3")["zero_optimization"]["offload_optimizer"]
+    assert block["nvme_path"] == "/disk/run_3"
+
+
+def test_a_partial_offload_is_written_at_stage_3_only():
+    offload = {"offload__optimizer_device": OffloadDevice.cpu}
+    third = compile_small(zero__stage=3, **offload, offload__optimizer_ratio=0.4)["zero_optimization"]
+    assert third["offload_optimizer"]["ratio"] == 0.4
+    assert "ratio" not in compile_small(zero__stage=2, **offload)["zero_optimization"]["offload_optimizer"]
 
 
 def test_nvme_offload_names_the_disk_and_its_buffers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import OptimizerWrapper, optimizer_wrapper, resolve_settings
 from tests.unit.planning.configurations import cpu_cluster, run_config
 

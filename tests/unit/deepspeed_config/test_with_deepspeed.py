@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import OptimizerWrapper, resolve_settings
 from tests.unit.deepspeed_config.golden import CASES, FOLDER, compiled, configuration
 
@@ -77,7 +77,16 @@ def test_deepspeed_offloads_what_the_settings_say(effective, name):
         else:
             assert found[block]["device"] == device.value
             assert found[block]["pin_memory"] == settings.pin_memory
+            if block == "offload_optimizer":
+                assert found[block]["ratio"] == settings.optimizer_ratio
             assert found[block]["nvme_path"] == (settings.nvme_path if device is OffloadDevice.nvme else None)
     if settings.offload_param_device is OffloadDevice.nvme:
         written = compiled(name)["zero_optimization"]["offload_param"]
         assert {field: found["offload_param"][field] for field in written} == written
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "pipe" in name])
+def test_deepspeed_reads_the_pipeline_block(effective, name):
+    written = compiled(name)["pipeline"]
+    assert written
+    assert {key: effective[name]["pipeline"][key] for key in written} == written

@@ -55,6 +55,11 @@ def test_a_ready_machine_has_nothing_to_say() -> None:
         (replace(READY, build_locks={Path("/ops/cpu_adam/lock"): 3600.0}), (), "TORCH_EXTENSIONS_DIR"),
         (READY, ("cluster=dgx_h100",), "cluster.accelerator"),
         (replace(READY, devices=(DEVICE, DEVICE)), ("cluster=dgx_h100",), "cluster.devices_per_host"),
+        (
+            replace(READY, built_ops=dict.fromkeys(OPS, False), tools={**READY.tools, "libaio": None}),
+            ("zero=stage3", "offload=optimizer_nvme", "offload.nvme_path=/nvme"),
+            "libaio",
+        ),
         (replace(READY, tools={**READY.tools, "pdsh": None}), ("cluster.hosts=2",), "launcher.backend"),
     ],
 )
@@ -74,6 +79,7 @@ def test_ops_that_will_be_compiled_are_no_error() -> None:
         (("data.tokenizer_path=/nowhere/tokenizer.json",), 1, "data.tokenizer_path"),
         (("data=text", "data.path=/nowhere"), 1, "data.path"),
         ((), 10**15, "run_dir"),
+        (("offload=optimizer_nvme", "offload.nvme_path=/etc/passwd/nvme"), 1, "offload.nvme_path"),
     ],
 )
 def test_what_stands_in_the_way_of_a_run_is_named(

@@ -8,15 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from orchestrator.config.schema import (
-    Accelerator,
-    ClusterConfig,
-    DataSource,
-    Family,
-    ModelConfig,
-    Precision,
-    RunConfig,
-)
+from orchestrator.config.enums import Accelerator, DataSource, Family, Precision
+from orchestrator.config.schema import ClusterConfig, ModelConfig, RunConfig
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.units import GIB
 

@@ -21,6 +21,11 @@ class LiveMemory(TorchDispatchMode):
         self._live_bytes = 0
         self.peak_bytes = 0
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        return self._live_bytes
+
     def reset_peak(self) -> None:
         """Start the peak anew from what is alive."""
         self.peak_bytes = self._live_bytes

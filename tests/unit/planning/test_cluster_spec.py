@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.schema import Accelerator, ClusterConfig, Precision
+from orchestrator.config.enums import Accelerator, Precision
+from orchestrator.config.schema import ClusterConfig
 from orchestrator.planning.cluster_spec import Host, cluster_spec_from_config
 from orchestrator.units import GIB
 from tests.unit.planning.configurations import ROOT, cpu_cluster, gpu_cluster, preset

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.schema import ClusterConfig, Family, ModelConfig, OffloadDevice, Precision, RecomputePolicy
+from orchestrator.config.enums import AttentionImplementation, Family, OffloadDevice, Precision, RecomputePolicy
+from orchestrator.config.schema import ClusterConfig, ModelConfig
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import find_fixes
 from orchestrator.units import GIB
@@ -162,3 +163,36 @@ def test_a_full_host_is_helped_by_more_hosts():
 def test_a_fp16_run_is_helped_too():
     config = llama_2_70b(precision__dtype=Precision.fp16)
     assert fixes_of(config)
+
+
+def test_sequence_parallelism_is_suggested_before_what_costs_speed():
+    base = {"parallelism__tensor_parallel_size": 8, "training__train_micro_batch_size_per_gpu": 32}
+    whole, sharded = (
+        plan_of(run_config(**base, parallelism__sequence_parallel=sharded)).memory.device[0].device_bytes / GIB
+        for sharded in (False, True)
+    )
+    between = run_config(**base, cluster=gpu_cluster(device_memory_gib=(whole + sharded) / 2), planner__memory_margin=0.0)
+    assert fixes_of(between)[0].overrides == ("parallelism.sequence_parallel=true",)
+
+
+def test_a_balanced_partition_is_suggested_for_a_stage_that_is_too_full():
+    base = {
+        "parallelism__pipeline_parallel_size": 2,
+        "training__train_micro_batch_size_per_gpu": 16,
+        "training__gradient_accumulation_steps": 16,
+    }
+    first, second = (entry.device_bytes / GIB for entry in plan_of(run_config(**base)).memory.device)
+    tight = run_config(**base, cluster=gpu_cluster(device_memory_gib=(2 * first + second) / 3), planner__memory_margin=0.0)
+    assert fixes_of(tight)[0].overrides == ("parallelism.partition_method=balanced",)
+    (finding,) = [finding for finding in plan_of(tight).findings if finding.rule == "device-memory"]
+    assert "parallelism.partition_method=balanced" in finding.fix
+
+
+def test_eager_attention_is_suggested_to_be_computed_again_by_itself():
+    base = {"training__train_micro_batch_size_per_gpu": 16, "model__attention_implementation": AttentionImplementation.eager}
+    needs = [
+        plan_of(run_config(**base, activation_checkpointing__policy=policy)).memory.device[0].device_bytes / GIB
+        for policy in (RecomputePolicy.none, RecomputePolicy.selective)
+    ]
+    between = run_config(**base, cluster=gpu_cluster(device_memory_gib=sum(needs) / 2), planner__memory_margin=0.0)
+    assert fixes_of(between)[0].overrides == ("activation_checkpointing.policy=selective",)

@@ -12,9 +12,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from orchestrator.config.schema import AttentionImplementation, Family, ModelConfig, RecomputePolicy
+from orchestrator.config.enums import AttentionImplementation, Family, RecomputePolicy
+from orchestrator.config.schema import ModelConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding
+from orchestrator.planning.families import FAMILIES
 from orchestrator.planning.layers import layer_activation_bytes, model_flops_per_token
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config, model_spec_from_hf
 from tests.unit.models.tiny import TINY, tiny_spec
@@ -38,7 +40,15 @@ KNOWN_COUNTS = {
     "qwen3_8b": 8_190_735_360,
     "qwen3_32b": 32_762_123_264,
     "gpt_neox_20b": 20_554_567_680,
+    "gemma_2_2b": 2_614_341_888,
+    "gemma_2_9b": 9_241_705_984,
+    "gemma_2_27b": 27_227_128_320,
+    "phi_3_mini": 3_821_079_552,
+    "phi_3_medium_14b": 13_960_238_080,
 }
+
+
+FACTORS = {"short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [1.0, 1.0, 1.0]}
 
 
 def preset(name: str) -> ModelConfig:
@@ -49,9 +59,17 @@ def preset(name: str) -> ModelConfig:
     return config
 
 
+def local(path: Path, model_type: str) -> ModelConfig:
+    attention = AttentionImplementation.sdpa if FAMILIES[Family(model_type)].sdpa else AttentionImplementation.eager
+    return ModelConfig(name="local", config_path=str(path), attention_implementation=attention)
+
+
 def on_meta(spec: ModelSpec) -> Any:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(dict(spec.hf_config)))))
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**json.loads(json.dumps(dict(spec.hf_config)))),
+            attn_implementation=spec.attention_implementation.value,
+        )
 
 
 def refused(config: ModelConfig) -> dict[str, Finding]:
@@ -114,7 +132,7 @@ def test_a_saved_config_json_comes_back_as_the_same_model(tmp_path: Path, model_
     config = AutoConfig.for_model(**tiny_spec(model_type, **entries).hf_config)
     config.save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
-        spec = model_spec_from_config(ModelConfig(name="local", config_path=str(path)))
+        spec = model_spec_from_config(local(path, model_type))
         assert spec.family.value == model_type
         assert spec.num_parameters == on_meta(spec).num_parameters()
         with torch.device("meta"):
@@ -129,7 +147,7 @@ def test_entries_a_config_json_leaves_out_have_hugging_faces_defaults(model_type
     spec = model_spec_from_hf(
         {"model_type": model_type, **entries},
         name="sparse",
-        attention_implementation=AttentionImplementation.sdpa,
+        attention_implementation=AttentionImplementation.eager,
         dropout=0.0,
     )
     with torch.device("meta"):
@@ -253,13 +271,13 @@ def test_a_head_dim_of_its_own_frees_the_hidden_size_where_hugging_face_allows_i
 
 
 @pytest.mark.parametrize("value", [None, True, 0, -1, 1.5, "32", [1], {"a": 1}])
-@pytest.mark.parametrize("model_type", ["gpt2", "mistral", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["gpt2", "mistral", "qwen3", "gpt_neox", "gemma2", "phi3"])
 def test_no_value_of_any_entry_of_a_config_json_gives_a_traceback(tmp_path: Path, model_type: str, value: Any) -> None:
     complete = AutoConfig.for_model(**tiny_spec(model_type).hf_config).to_dict()
     for key in complete:
         (tmp_path / "config.json").write_text(json.dumps({**complete, key: value}))
         try:
-            spec = model_spec_from_config(ModelConfig(name="local", config_path=str(tmp_path)))
+            spec = model_spec_from_config(local(tmp_path, model_type))
         except ConfigurationError:
             continue
         assert spec.num_parameters > 0
@@ -267,3 +285,42 @@ def test_no_value_of_any_entry_of_a_config_json_gives_a_traceback(tmp_path: Path
         assert (
             layer_activation_bytes(spec, micro_batch=1, sequence_length=64, dtype_bytes=2, recompute=RecomputePolicy.none) > 0
         )
+
+
+def test_sdpa_is_refused_where_hugging_face_cannot_cap_scores_with_it() -> None:
+    findings = refused(small(family=Family.gemma2, hf_config={"pad_token_id": None}))
+    assert "eager" in findings["model.attention_implementation"].fix
+    eager = small(family=Family.gemma2, attention_implementation=AttentionImplementation.eager)
+    assert model_spec_from_config(eager).head_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "entries", "expected"),
+    [
+        (Family.phi3, {}, "pad_token_id=32000 (the default of phi3) is no row"),
+        (Family.llama, {"pad_token_id": 128}, "pad_token_id=128 is no row"),
+        (Family.phi3, {"pad_token_id": 0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "phi3 knows default"),
+        (Family.phi3, {"pad_token_id": 0, "partial_rotary_factor": 1.5}, "rotates 12 of the 8"),
+        (Family.phi3, {"pad_token_id": 0, "rope_parameters": {"rope_type": "longrope", **FACTORS}}, "list of 4 numbers"),
+        (Family.phi3, {"pad_token_id": 0, "sliding_window": 0}, "sliding_window=0 is not above 0"),
+        (Family.gemma2, {"sliding_window": None}, "sliding_window=None"),
+        (Family.gemma2, {"attn_logit_softcapping": 0.0}, "not above 0"),
+        (Family.gemma2, {"attn_logit_softcapping": 50}, "is a int, not float or null"),
+        (Family.gemma2, {"layer_types": ["full_attention"]}, "1 entries for num_hidden_layers=2"),
+        (Family.qwen3, {"layer_types": ["full_attention", "window"]}, "layer_types has window"),
+        (Family.qwen3, {"layer_types": ["full_attention", "sliding_attention"]}, "no sliding window is in use"),
+    ],
+)
+def test_entries_hugging_face_stumbles_over_are_refused(family: Family, entries: dict[str, Any], expected: str) -> None:
+    config = small(family=family, hf_config=entries, attention_implementation=AttentionImplementation.eager)
+    (finding,) = refused(config).values()
+    assert expected in finding.message
+    assert finding.field.startswith("model.hf_config.")
+
+
+def test_longrope_and_partial_rotation_build() -> None:
+    factors = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0], "original_max_position_embeddings": 32}
+    entries = {"pad_token_id": None, "original_max_position_embeddings": 32, "partial_rotary_factor": 0.5}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    spec = model_spec_from_config(small(family=Family.phi3, hf_config={**entries, "rope_parameters": rope}))
+    assert on_meta(spec).num_parameters() == spec.num_parameters

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.schema import (
-    ClusterConfig,
+from orchestrator.config.enums import (
     DataSource,
     Family,
     LrSchedule,
     OffloadDevice,
-    PartitionMethod,
     PipelineSchedule,
     Precision,
     RecomputePolicy,
 )
+from orchestrator.config.schema import ClusterConfig
 from orchestrator.deepspeed_config.compile import compile_config
 from orchestrator.findings import Severity, error, info, warning
 from orchestrator.planning.cluster_spec import Host
@@ -146,11 +145,31 @@ class TestCapacity:
         assert finding_of(unknown, "nvme-capacity").severity is Severity.warning
 
 
+class TestFrozenStages:
+    def test_a_stage_that_trains_nothing_is_refused(self):
+        frozen = ["embed_tokens", r"layers\.[0-7]\."]
+        plan = plan_of(run_config(training__freeze=frozen, parallelism__pipeline_parallel_size=2))
+        assert errors_of(plan) == {"training.freeze": "freeze-stage"}
+        assert "stage 0" in finding_of(plan, "freeze-stage").message
+        assert plan.verdict == "invalid"
+        assert plan_of(run_config(training__freeze=frozen)).fits
+
+    def test_with_dual_pipe_v_the_way_back_counts(self):
+        frozen = [r"layers\.[4-7]\."]
+        dual = {"parallelism__pipeline_parallel_size": 2, "parallelism__schedule": PipelineSchedule.dual_pipe_v}
+        assert plan_of(run_config(training__freeze=frozen, **dual)).fits
+
+    def test_with_dual_pipe_v_the_first_stage_still_needs_a_gradient(self):
+        frozen = ["embed_tokens", r"layers\.[0-3]\."]
+        dual = {"parallelism__pipeline_parallel_size": 2, "parallelism__schedule": PipelineSchedule.dual_pipe_v}
+        assert errors_of(plan_of(run_config(training__freeze=frozen, **dual))) == {"training.freeze": "freeze-stage"}
+
+
 class TestJson:
     def test_has_the_promised_shape(self):
         plan = plan_of(run_config(parallelism__pipeline_parallel_size=2, training__gradient_accumulation_steps=8))
         value = json.loads(json.dumps(plan.to_dict()))
-        assert list(value) == ["verdict", "findings", "layout", "memory", "time"]
+        assert list(value) == ["verdict", "findings", "layout", "partition", "memory", "time"]
         assert value["time"] is None
         assert set(value["layout"]) == {
             "world_size",
@@ -169,6 +188,27 @@ class TestJson:
         assert set(nvme) == {"host", "bytes", "capacity_bytes"}
         assert [rank for entry in value["memory"]["device"] for rank in entry["ranks"]] == list(range(8))
         assert all(isinstance(size, int) for size in [*device["components"].values(), *host["components"].values()])
+
+    def test_the_partition_numbers_every_layer(self):
+        value = plan_of(run_config(parallelism__pipeline_parallel_size=4)).to_dict()["partition"]
+        assert value["num_layers"] == len(value["layers"]) == 19
+        assert value["layers"][:2] == ["TokenEmbedding", "LlamaDecoderLayer"]
+        assert value["layers"][-2:] == ["FinalNorm", "OutputHead"]
+        assert value["boundaries"] == [0, 5, 9, 13, 19]
+        assert [(stage["pipe"], stage["layers"]) for stage in value["stages"]] == [
+            (0, [0, 4]),
+            (1, [5, 8]),
+            (2, [9, 12]),
+            (3, [13, 18]),
+        ]
+        assert sum(stage["parameters"] for stage in value["stages"]) == plan_of(run_config()).model.num_parameters
+
+    def test_dual_pipe_v_has_two_stages_for_each_coordinate(self):
+        plan = plan_of(run_config(parallelism__pipeline_parallel_size=2, parallelism__schedule=PipelineSchedule.dual_pipe_v))
+        value = plan.to_dict()
+        assert value["partition"]["boundaries"] == [0, 5, 9, 13, 19]
+        assert [stage["pipe"] for stage in value["partition"]["stages"]] == [0, 1, 1, 0]
+        assert len(value["memory"]["device"]) == 2
 
     def test_findings_carry_everything(self):
         value = plan_of(run_config(zero__stage=9, training__train_batch_size=7)).to_dict()
@@ -194,7 +234,6 @@ ENUMS = (
     OffloadDevice,
     Precision,
     RecomputePolicy,
-    PartitionMethod,
     PipelineSchedule,
     LrSchedule,
     DataSource,
@@ -233,7 +272,15 @@ def all_fields() -> dict[str, st.SearchStrategy[Any]]:
     return strategies
 
 
-FIELDS = all_fields()
+FIELDS = all_fields() | {
+    "parallelism__partition_method": st.sampled_from(
+        ["uniform", "parameters", "balanced", "explicit", "type:decoder", "type:", "type:(", "type:nothing", "best", ""]
+    ),
+    "parallelism__partition_boundaries": st.one_of(
+        st.none(), st.lists(ODD_INTS, max_size=5), st.sampled_from([[0, 19], [0, 5, 19], [0, 1, 18, 19], [0, 4, 8, 12, 19]])
+    ),
+    "training__freeze": st.lists(st.sampled_from(["norm", "embed", "(", "", "layers.1[0-5]", "nothing"]), max_size=2),
+}
 
 
 @st.composite

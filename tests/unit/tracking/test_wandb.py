@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.schema import TrackingConfig, WandbMode
+from orchestrator.config.enums import WandbMode
+from orchestrator.config.schema import TrackingConfig
 from orchestrator.tracking.tracker import RunDescription
 from orchestrator.tracking.wandb import WandbTracker, decide_mode
 

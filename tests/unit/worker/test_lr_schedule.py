@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.schema import LrSchedule, LrSchedulerConfig
+from orchestrator.config.enums import LrSchedule
+from orchestrator.config.schema import LrSchedulerConfig
 from orchestrator.worker.lr_schedule import learning_rate
 
 PEAK = 1.0

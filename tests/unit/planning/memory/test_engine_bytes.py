@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import OptimizerWrapper, resolve_settings
 from orchestrator.planning.memory.host import host_states
 from orchestrator.planning.memory.shape import RankShape
@@ -22,7 +22,12 @@ from tests.unit.planning.configurations import cpu_cluster, run_config
 COUNTER = Path(__file__).with_name("count_engine_bytes.py")
 RANKS, LAYERS, LAYER_PARAMETERS = 4, 16, 256 * 256
 PARAMETERS = LAYERS * LAYER_PARAMETERS
-SHAPE = RankShape(parameters=PARAMETERS, largest_parameter=LAYER_PARAMETERS, persistent_parameters=0)
+SHAPE = RankShape(
+    parameters=PARAMETERS,
+    trainable_parameters=PARAMETERS,
+    largest_parameter=LAYER_PARAMETERS,
+    persistent_parameters=0,
+)
 
 CASES = {
     "fp32 without ZeRO": (0, "fp32", "fp32", False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.memory.device import Phase
 from orchestrator.planning.memory.estimate import ALLOCATOR_SLACK
@@ -13,6 +13,10 @@ from orchestrator.units import GIB
 from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, plan_of, run_config
 
 OFFLOAD = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "offload__param_device": OffloadDevice.cpu}
+
+
+FULL = {"activation_checkpointing__policy": RecomputePolicy.full, "training__train_micro_batch_size_per_gpu": 16}
+TENSOR = {"parallelism__tensor_parallel_size": 4, "zero__stage": 3}
 
 
 def memory_of(hosts=None, **changes):
@@ -44,6 +48,22 @@ def test_components_add_up_and_the_levels_nest():
         ({"zero__stage": 2, "zero__reduce_bucket_size": 10**6}, {"zero__stage": 2}),
         ({"zero__stage": 2, "offload__optimizer_device": OffloadDevice.cpu}, {"zero__stage": 2}),
         ({"parallelism__tensor_parallel_size": 4}, {}),
+        (
+            {"parallelism__tensor_parallel_size": 4, "parallelism__sequence_parallel": True},
+            {"parallelism__tensor_parallel_size": 4},
+        ),
+        ({**FULL, "activation_checkpointing__partition_activations": True, **TENSOR}, {**FULL, **TENSOR}),
+        ({**FULL, "activation_checkpointing__cpu_checkpointing": True, **TENSOR}, {**FULL, **TENSOR}),
+        ({"training__freeze": ["layers.[0-9]\\."]}, {}),
+        (
+            {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu},
+            {
+                "zero__stage": 3,
+                "zero__sub_group_size": 10**6,
+                "offload__optimizer_device": OffloadDevice.cpu,
+                "offload__optimizer_ratio": 0.5,
+            },
+        ),
         ({"zero__stage": 3, "cluster": gpu_cluster(hosts=4)}, {"zero__stage": 3}),
         ({"precision__dtype": Precision.bf16}, {"precision__dtype": Precision.fp32}),
     ],
@@ -76,9 +96,52 @@ def test_gpipe_holds_every_micro_batch():
             training__gradient_accumulation_steps=8,
             training__train_micro_batch_size_per_gpu=16,
         )
-        for schedule in PipelineSchedule
+        for schedule in (PipelineSchedule.one_f_one_b, PipelineSchedule.gpipe)
     )
     assert other.device[0].components["activations"] == 4 * one.device[0].components["activations"]
+
+
+def test_dual_pipe_v_holds_nearly_the_same_everywhere():
+    stages = memory_of(
+        parallelism__pipeline_parallel_size=4,
+        parallelism__schedule=PipelineSchedule.dual_pipe_v,
+        training__gradient_accumulation_steps=8,
+        training__train_micro_batch_size_per_gpu=16,
+    ).device
+    activations = [entry.components["activations"] for entry in stages]
+    assert max(activations) < 1.1 * min(activations)
+    first = memory_of(
+        parallelism__pipeline_parallel_size=4,
+        training__gradient_accumulation_steps=8,
+        training__train_micro_batch_size_per_gpu=16,
+    ).device[0]
+    # Nine chunks of two layers where 1F1B has four of four.
+    assert activations[1] == pytest.approx(9 / 8 * first.components["activations"], rel=0.02)
+
+
+def test_a_tied_embedding_is_not_copied_when_dual_pipe_v_has_both_ends_on_one_rank():
+    tied = {
+        "model__tie_word_embeddings": True,
+        "parallelism__pipeline_parallel_size": 2,
+        "training__gradient_accumulation_steps": 8,
+    }
+    last = memory_of(**tied).device[-1]
+    folded = memory_of(**tied, parallelism__schedule=PipelineSchedule.dual_pipe_v).device
+    whole = plan_of(run_config(model__tie_word_embeddings=True)).model
+    assert sum(entry.components["parameters"] for entry in folded) == 2 * whole.num_parameters
+    assert last.components["parameters"] > folded[1].components["parameters"]
+
+
+def test_inputs_in_host_memory_are_counted_there():
+    kept = {**FULL, "activation_checkpointing__cpu_checkpointing": True}
+    (host,) = memory_of(**kept).host
+    assert host.components["activations"] == 8 * 16 * 16 * 1024 * 1024 * 2
+    assert host.step_bytes == sum(host.components.values())
+    (plain,) = memory_of(**FULL).host
+    assert "activations" not in plain.components
+    (device,) = memory_of(**kept, cluster=cpu_cluster()).device
+    (other,) = memory_of(**FULL, cluster=cpu_cluster()).device
+    assert device.allocated_bytes >= other.allocated_bytes
 
 
 def test_a_host_has_its_processes_and_what_they_offload():

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from deepspeed.runtime.pipe.schedule import BackwardPass, DualPipeVSchedule, ForwardPass
 
-from orchestrator.config.schema import Accelerator, OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.enums import Accelerator, Family, OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.broadcast import choose, larger, smaller
 from orchestrator.planning.layers import layer_activation_bytes, logits_bytes
 from orchestrator.planning.memory.activations import (
     Pass,
+    host_activation_bytes,
     in_flight_micro_batches,
     pipeline_buffer_bytes,
     stage_activation_bytes,
@@ -34,13 +36,23 @@ from orchestrator.planning.memory.host import (
 )
 from orchestrator.planning.memory.nvme import nvme_bytes
 from orchestrator.planning.memory.shape import RankShape, rank_shape
+from orchestrator.planning.memory.states import device_states
 from orchestrator.planning.model_spec import model_spec_from_config
-from orchestrator.planning.partition import Stage
+from orchestrator.planning.partition import layer_names, partition_at
 from orchestrator.units import GIB
 from tests.unit.planning.configurations import cpu_cluster, run_config
 
 SPEC = model_spec_from_config(run_config().model)
-WHOLE = Stage(first_layer=0, num_layers=SPEC.num_hidden_layers, has_embedding=True, has_head=True)
+
+
+def stage_of(start, stop, spec=SPEC):
+    """Layers ``start`` to before ``stop`` of the model's list."""
+    end = len(layer_names(spec))
+    boundaries = sorted({0, start, stop, end})
+    return partition_at(spec, boundaries).stages[boundaries.index(start)]
+
+
+WHOLE = stage_of(0, SPEC.num_hidden_layers + 3)
 PASS = Pass(
     micro_batch=2,
     sequence_length=1024,
@@ -49,8 +61,17 @@ PASS = Pass(
     recompute=RecomputePolicy.none,
     accelerator=Accelerator.cuda,
 )
-SHAPE = RankShape(parameters=10_000_000_000, largest_parameter=200_000_000, persistent_parameters=300_000)
-SMALL = RankShape(parameters=1_000_000, largest_parameter=100_000, persistent_parameters=1000)
+
+
+def shape_of(parameters, largest, persistent):
+    """A rank on which everything is trained."""
+    return RankShape(
+        parameters=parameters, trainable_parameters=parameters, largest_parameter=largest, persistent_parameters=persistent
+    )
+
+
+SHAPE = shape_of(10_000_000_000, 200_000_000, 300_000)
+SMALL = shape_of(1_000_000, 100_000, 1000)
 BILLION = 10**9
 
 VARIANTS = {
@@ -107,6 +128,81 @@ class TestActivations:
         )
         assert list(held) == [16] * 4
 
+    @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (2, 9), (4, 8), (4, 20), (8, 16)])
+    def test_dual_pipe_v_holds_what_deepspeeds_steps_hold(self, stages, micro_batches):
+        for rank in range(stages):
+            steps = DualPipeVSchedule(micro_batches=micro_batches, stages=stages, stage_id=rank).steps()
+            held, most, together = [0, 0], [0, 0], 0
+            for command in (command for step in steps for command in step):
+                if isinstance(command, ForwardPass | BackwardPass):
+                    held[command.phase] += 1 if isinstance(command, ForwardPass) else -1
+                    most = [max(pair) for pair in zip(most, held, strict=True)]
+                    together = max(together, sum(held))
+            expected = [
+                in_flight_micro_batches(
+                    rank,
+                    pipeline_parallel_size=stages,
+                    micro_batches=micro_batches,
+                    schedule=PipelineSchedule.dual_pipe_v,
+                    way_back=way_back,
+                )
+                for way_back in (False, True)
+            ]
+            assert expected == most
+            assert sum(expected) == together
+
+    @pytest.mark.parametrize(("interval", "groups"), [(1, 16), (3, 6), (4, 4), (16, 1), (100, 1)])
+    def test_every_k_layers_keeps_one_input_for_each_group(self, interval, groups):
+        middle = stage_of(1, 17)
+        passed = replace(PASS, recompute=RecomputePolicy.every_k_layers, recompute_interval=interval)
+        full = stage_activation_bytes(SPEC, middle, replace(PASS, recompute=RecomputePolicy.full), in_flight=1)
+        boundary = 2 * 1024 * SPEC.hidden_size * 2
+        assert full - stage_activation_bytes(SPEC, middle, passed, in_flight=1) == (16 - groups) * boundary
+        working = stage_working_bytes(SPEC, middle, passed)
+        layer = layer_activation_bytes(SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2, recompute=PASS.recompute)
+        one = stage_working_bytes(SPEC, middle, replace(PASS, recompute=RecomputePolicy.full))
+        assert working - one == (min(interval, 16) - 1) * layer
+
+    def test_selective_keeps_less_than_everything_and_more_than_inputs(self):
+        kept = [
+            stage_activation_bytes(
+                SPEC, stage_of(1, 17), replace(PASS, recompute=policy, accelerator=Accelerator.cpu, dtype_bytes=4), in_flight=1
+            )
+            for policy in (RecomputePolicy.full, RecomputePolicy.selective, RecomputePolicy.none)
+        ]
+        assert kept == sorted(kept)
+
+    def test_kept_inputs_can_be_divided_and_moved(self):
+        full = replace(PASS, recompute=RecomputePolicy.full, tensor_parallel_size=4)
+        boundary = 16 * 2 * 1024 * SPEC.hidden_size * 2
+        middle = stage_of(1, 17)
+
+        def on_device(**changes):
+            return stage_activation_bytes(SPEC, middle, replace(full, **changes), in_flight=3)
+
+        def on_host(**changes):
+            return host_activation_bytes(SPEC, middle, replace(full, **changes), in_flight=3)
+
+        assert on_host() == 0
+        assert on_device() - on_device(partition_activations=True) == 3 * boundary * 3 // 4
+        assert on_device() - on_device(sequence_parallel=True) == 3 * boundary * 3 // 4
+        assert on_device() - on_device(cpu_checkpointing=True) == 3 * boundary == on_host(cpu_checkpointing=True)
+        assert on_host(cpu_checkpointing=True, partition_activations=True) == 3 * boundary // 4
+
+    def test_what_waits_in_host_memory_is_page_locked_on_a_gpu(self):
+        odd = replace(PASS, recompute=RecomputePolicy.full, cpu_checkpointing=True, sequence_length=1000)
+        exact = host_activation_bytes(SPEC, WHOLE, replace(odd, accelerator=Accelerator.cpu), in_flight=1)
+        assert exact == 16 * 2 * 1000 * SPEC.hidden_size * 2
+        assert host_activation_bytes(SPEC, WHOLE, odd, in_flight=1) == 16 * 2 * 1024 * SPEC.hidden_size * 2
+
+    def test_sequence_parallelism_sends_shards_between_stages(self):
+        whole = replace(PASS, tensor_parallel_size=4)
+        sent, shards = (
+            pipeline_buffer_bytes(SPEC, passed, in_flight=2, pipeline_parallel_size=2)
+            for passed in (whole, replace(whole, sequence_parallel=True))
+        )
+        assert sent == 4 * shards
+
     def test_layers_dominate_and_grow_with_the_micro_batches_in_flight(self):
         layers = 16 * layer_activation_bytes(
             SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2, recompute=RecomputePolicy.none
@@ -119,11 +215,10 @@ class TestActivations:
         full = replace(PASS, recompute=RecomputePolicy.full)
         kept = stage_activation_bytes(SPEC, WHOLE, full, in_flight=1)
         assert kept < 0.15 * stage_activation_bytes(SPEC, WHOLE, PASS, in_flight=1)
-        assert stage_working_bytes(SPEC, full) > stage_working_bytes(SPEC, PASS)
+        assert stage_working_bytes(SPEC, WHOLE, full) > stage_working_bytes(SPEC, WHOLE, PASS)
 
     def test_logits_lie_on_the_last_stage(self):
-        middle = Stage(first_layer=4, num_layers=4, has_embedding=False, has_head=False)
-        assert stage_logits_bytes(SPEC, middle, PASS) == 0
+        assert stage_logits_bytes(SPEC, stage_of(5, 9), PASS) == 0
         assert stage_logits_bytes(SPEC, WHOLE, PASS) == logits_bytes(SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2)
 
     def test_the_pipeline_engine_has_at_least_two_buffers_and_its_own_two(self):
@@ -137,7 +232,7 @@ class TestActivations:
         arrays = replace(PASS, micro_batch=micro_batches, tensor_parallel_size=tensor)
         kernels = [
             lambda passed, held: stage_activation_bytes(SPEC, WHOLE, passed, in_flight=held),
-            lambda passed, _: stage_working_bytes(SPEC, passed),
+            lambda passed, _: stage_working_bytes(SPEC, WHOLE, passed),
             lambda passed, _: stage_logits_bytes(SPEC, WHOLE, passed),
             lambda passed, held: pipeline_buffer_bytes(SPEC, passed, in_flight=held, pipeline_parallel_size=2),
         ]
@@ -150,32 +245,46 @@ class TestActivations:
 
 class TestShape:
     def test_the_whole_model_is_on_one_stage(self):
-        shape = rank_shape(SPEC, WHOLE, tensor_parallel_size=1, pipeline_parallel_size=1, persistence_threshold=100_000)
+        shape = rank_shape(SPEC, [WHOLE], tensor_parallel_size=1, persistence_threshold=100_000)
         assert shape.parameters == SPEC.num_parameters
         assert shape.largest_parameter == 32000 * 1024
         assert shape.persistent_parameters == 16 * 2 * 1024
 
-    def test_stages_add_up_to_the_model(self):
-        stages = [
-            Stage(first_layer=0, num_layers=9, has_embedding=True, has_head=False),
-            Stage(first_layer=9, num_layers=7, has_embedding=False, has_head=True),
-        ]
+    @pytest.mark.parametrize("cut", [1, 10, 17, 18])
+    def test_stages_add_up_to_the_model(self, cut):
         shapes = [
-            rank_shape(SPEC, stage, tensor_parallel_size=1, pipeline_parallel_size=2, persistence_threshold=0)
-            for stage in stages
+            rank_shape(SPEC, [stage_of(start, stop)], tensor_parallel_size=1, persistence_threshold=0)
+            for start, stop in ((0, cut), (cut, 19))
         ]
         assert sum(shape.parameters for shape in shapes) == SPEC.num_parameters
         assert all(shape.persistent_parameters == 0 for shape in shapes)
 
-    def test_a_tied_head_is_copied_to_the_last_stage_of_a_pipeline(self):
+    def test_a_tied_head_is_copied_to_the_last_stage_unless_its_rank_holds_the_embedding(self):
         tied = replace(SPEC, tie_word_embeddings=True)
-        last = Stage(first_layer=9, num_layers=7, has_embedding=False, has_head=True)
-        arguments = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "persistence_threshold": 0}
-        assert rank_shape(tied, last, **arguments).parameters == rank_shape(SPEC, last, **arguments).parameters
+        arguments = {"tensor_parallel_size": 1, "persistence_threshold": 0}
+        first, last = stage_of(0, 10), stage_of(10, 19)
+        assert rank_shape(tied, [last], **arguments).parameters == rank_shape(SPEC, [last], **arguments).parameters
+        assert rank_shape(tied, [first, last], **arguments).parameters == tied.num_parameters
+
+    def test_learned_positions_may_be_cut_from_the_embedding(self):
+        gpt2 = replace(
+            SPEC, family=Family.gpt2, tie_word_embeddings=True, num_key_value_heads=16, hf_config={"model_type": "gpt2"}
+        )
+        boundaries = (0, 1, 2, 20)
+        sizes = [
+            rank_shape(gpt2, [stage], tensor_parallel_size=2, persistence_threshold=0).parameters
+            for stage in partition_at(gpt2, boundaries).stages
+        ]
+        assert sizes[:2] == [16000 * 1024, 2048 * 1024]
+
+    def test_frozen_layers_are_held_and_not_trained(self):
+        shares = [0.0, *[1.0] * 8, *[0.5] * 8, 1.0, 1.0]
+        shape = rank_shape(SPEC, [WHOLE], tensor_parallel_size=1, persistence_threshold=0, trainable_shares=shares)
+        assert shape.parameters == SPEC.num_parameters
+        assert shape.trainable_parameters == SPEC.num_parameters - 32000 * 1024 - 4 * SPEC.layer_parameters
 
     def test_with_a_high_threshold_everything_persists(self):
-        layers = Stage(first_layer=0, num_layers=2, has_embedding=False, has_head=False)
-        shape = rank_shape(SPEC, layers, tensor_parallel_size=1, pipeline_parallel_size=8, persistence_threshold=10**9)
+        shape = rank_shape(SPEC, [stage_of(1, 3)], tensor_parallel_size=1, persistence_threshold=10**9)
         assert shape.persistent_parameters == shape.parameters == 2 * SPEC.layer_parameters
 
 
@@ -264,6 +373,34 @@ class TestHost:
         accumulating = host_states(settings, SHAPE, data_parallel_size=8, accumulates=True)
         assert accumulating.gradients - states.gradients == 2 * shard
 
+    def test_a_partial_offload_leaves_whole_sub_groups_on_the_device(self):
+        offload = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "zero__sub_group_size": 125_000_000}
+
+        def split(ratio, **changes):
+            settings = settings_of(**(offload | changes), offload__optimizer_ratio=ratio)
+            host = host_states(settings, SHAPE, data_parallel_size=8, accumulates=True)
+            device = device_states(settings, num_parameters=10 * BILLION, data_parallel_size=8)
+            step = optimizer_step_bytes(settings, SHAPE, data_parallel_size=8)
+            return device.optimizer_states / (12 * BILLION), host.optimizer_states / (12 * BILLION), step
+
+        assert split(1.0) == (0, 1.25, 0)
+        # Ten sub-groups of weights and one of norms and biases: six of the eleven stay.
+        assert split(0.4) == (0.75, 0.5, 12 * 125_000_000)
+        assert split(0.4, zero__sub_group_size=10**12) == (1.25, 0, 12 * 1_250_000_000)
+        assert split(0.95) == (0, 1.25, 0)
+
+    def test_frozen_parameters_take_no_gradients_and_no_optimizer_states(self):
+        half = replace(SHAPE, trainable_parameters=SHAPE.parameters // 2)
+        settings = settings_of(
+            zero__stage=3, offload__optimizer_device=OffloadDevice.cpu, offload__param_device=OffloadDevice.cpu
+        )
+        whole, some = (host_states(settings, shape, data_parallel_size=8, accumulates=True) for shape in (SHAPE, half))
+        assert some.parameters == whole.parameters
+        assert 2 * some.optimizer_states == whole.optimizer_states
+        assert some.gradients < whole.gradients
+        on_device = device_states(settings_of(), num_parameters=10**9, num_trainable=10**8, data_parallel_size=1)
+        assert (on_device.parameters, on_device.gradients, on_device.optimizer_states) == (2 * 10**9, 4 * 10**8, 12 * 10**8)
+
     def test_pinning_costs_up_to_twice(self):
         offload = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "offload__param_device": OffloadDevice.cpu}
         pinned = host_states(settings_of(**offload), SHAPE, data_parallel_size=8, accumulates=True)
@@ -331,9 +468,9 @@ KERNELS = {
 def test_arrays_give_what_numbers_give(kernel, variant):
     settings, function = settings_of(**VARIANTS[variant]), KERNELS[kernel]
     parameters, replicas = np.array([900_001, 7 * BILLION, 175 * BILLION])[:, None], np.array([1, 2, 64])
-    shape = RankShape(parameters=parameters, largest_parameter=parameters // 50, persistent_parameters=parameters // 1000)
+    shape = shape_of(parameters, parameters // 50, parameters // 1000)
     result = np.broadcast_to(function(settings, shape, replicas), (3, 3))
     for row, column in np.ndindex(3, 3):
         count = int(parameters[row, 0])
-        one = RankShape(parameters=count, largest_parameter=count // 50, persistent_parameters=count // 1000)
+        one = shape_of(count, count // 50, count // 1000)
         assert result[row, column] == function(settings, one, int(replicas[column]))

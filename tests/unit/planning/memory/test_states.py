@@ -7,7 +7,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from orchestrator.config.schema import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.memory.states import (
     device_states,

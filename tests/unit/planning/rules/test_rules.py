@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.schema import (
+from orchestrator.config.enums import (
     AttentionImplementation,
     DataSource,
+    Family,
     LrSchedule,
     OffloadDevice,
-    PartitionMethod,
     PipelineSchedule,
     Precision,
+    RecomputePolicy,
 )
 from orchestrator.findings import Severity
 from orchestrator.planning.cluster_spec import Host
@@ -48,6 +49,20 @@ def pipeline(size, **changes):
     return {"parallelism__pipeline_parallel_size": size} | changes
 
 
+def recompute(policy, **options):
+    return {"activation_checkpointing__policy": policy} | {
+        f"activation_checkpointing__{name}": value for name, value in options.items()
+    }
+
+
+DUAL = {"parallelism__schedule": PipelineSchedule.dual_pipe_v}
+SMALL_ODD = {
+    "model__hidden_size": 6,
+    "model__num_attention_heads": 4,
+    "model__num_key_value_heads": 4,
+    "model__head_dim": 16,
+    "model__family": Family.qwen3,
+}
 TP, PP = "parallelism.tensor_parallel_size", "parallelism.pipeline_parallel_size"
 
 CASES = [
@@ -75,12 +90,20 @@ CASES = [
         ("copied to 4 ranks",),
     ),
     Broken(
-        "tensor-hidden-size",
+        "sequence-parallel",
         ERROR,
-        "model.hidden_size",
-        tensor(8, model__hidden_size=1004, model__num_attention_heads=4, model__num_key_value_heads=4),
-        ("1004", "tensor_parallel_size=8"),
-        (f"{TP}=4",),
+        "parallelism.sequence_parallel",
+        {"parallelism__sequence_parallel": True},
+        ("tensor_parallel_size=1",),
+        ("parallelism.sequence_parallel=false",),
+    ),
+    Broken(
+        "sequence-parallel",
+        ERROR,
+        "data.sequence_length",
+        tensor(8, parallelism__sequence_parallel=True, data__sequence_length=1020),
+        ("1020", "tensor_parallel_size=8"),
+        ("data.sequence_length=1016",),
     ),
     Broken(
         "tensor-intermediate-size",
@@ -118,7 +141,183 @@ CASES = [
         {"hosts": [Host(name="a", slots=8), Host(name="b", slots=4)]},
     ),
     Broken("pipeline-layers", ERROR, PP, pipeline(8, model__num_hidden_layers=4), ("8 stages for 4 layers",), (f"{PP}=4",)),
+    Broken("pipeline-layers", ERROR, PP, pipeline(4, **DUAL, model__num_hidden_layers=6), ("8 stages for 6",), (f"{PP}=3",)),
     Broken("pipeline-balance", WARNING, PP, pipeline(8, model__num_hidden_layers=20), ("3 layers", "2"), (f"{PP}=4",)),
+    Broken(
+        "pipeline-balance",
+        WARNING,
+        PP,
+        pipeline(8, model__num_hidden_layers=20),
+        (),
+        ("parallelism.partition_method=balanced",),
+    ),
+    Broken("pipeline-balance", WARNING, PP, pipeline(4, **DUAL, model__num_hidden_layers=20), ("8 stages",), (f"{PP}=2",)),
+    Broken(
+        "pipeline-boundary",
+        ERROR,
+        TP,
+        pipeline(
+            2,
+            **tensor(4, **SMALL_ODD),
+            cluster=gpu_cluster(devices_per_host=8),
+            data__sequence_length=33,
+            training__train_micro_batch_size_per_gpu=1,
+        ),
+        ("micro-batch 1 x sequence 33 x hidden 6",),
+        (f"{TP}=2",),
+    ),
+    Broken(
+        "dual-pipe-v",
+        ERROR,
+        "parallelism.schedule",
+        {**DUAL},
+        ("at least 2 stages",),
+        ("parallelism.schedule=one_f_one_b",),
+    ),
+    Broken(
+        "dual-pipe-v",
+        ERROR,
+        "training.gradient_accumulation_steps",
+        pipeline(4, **DUAL),
+        ("2 x 4 micro-batches", "there are 4"),
+        ("training.gradient_accumulation_steps=8",),
+    ),
+    Broken(
+        "partition-method",
+        ERROR,
+        "parallelism.partition_method",
+        pipeline(2, parallelism__partition_method="unifrom"),
+        ("'unifrom'", "balanced"),
+        ("parallelism.partition_method=uniform",),
+    ),
+    Broken(
+        "partition-method",
+        ERROR,
+        "parallelism.partition_method",
+        pipeline(2, parallelism__partition_method="type:("),
+        ("'type:('", "missing )"),
+        ("parallelism.partition_method=type:decoder",),
+    ),
+    Broken(
+        "partition-type",
+        ERROR,
+        "parallelism.partition_method",
+        pipeline(4, parallelism__partition_method="type:GPT2"),
+        ("finds 0 of the layers (TokenEmbedding, LlamaDecoderLayer, FinalNorm, OutputHead)", "4 stages"),
+        ("parallelism.partition_method=type:LlamaDecoderLayer",),
+    ),
+    Broken(
+        "partition-explicit",
+        ERROR,
+        "parallelism.partition_boundaries",
+        pipeline(2, parallelism__partition_method="explicit"),
+        ("no boundaries",),
+        ("parallelism.partition_method=uniform",),
+    ),
+    Broken(
+        "partition-explicit",
+        ERROR,
+        "parallelism.partition_boundaries",
+        pipeline(2, parallelism__partition_boundaries=[0, 9, 19]),
+        ("partition_method=uniform",),
+        ("parallelism.partition_method=explicit",),
+    ),
+    Broken(
+        "partition-boundaries",
+        ERROR,
+        "parallelism.partition_boundaries",
+        pipeline(2, parallelism__partition_method="explicit", parallelism__partition_boundaries=[1, 9, 9, 20]),
+        ("4 boundaries, where 2 stages have 3", "the first is 1", "the last is 20 and not 19", "a stage is empty"),
+        ("parallelism.partition_boundaries=[0,9,19]",),
+    ),
+    Broken(
+        "partition-boundaries",
+        ERROR,
+        "parallelism.partition_boundaries",
+        pipeline(2, **DUAL, parallelism__partition_method="explicit", parallelism__partition_boundaries=[0, 9, 19]),
+        ("4 stages (two for each coordinate) have 5",),
+        ("parallelism.partition_boundaries=[0,4,9,14,19]",),
+    ),
+    Broken(
+        "recompute-interval",
+        INFO,
+        "activation_checkpointing.interval",
+        recompute(RecomputePolicy.full, interval=4),
+        ("4", "policy=full"),
+        ("activation_checkpointing.policy=every_k_layers",),
+    ),
+    Broken(
+        "recompute-interval",
+        WARNING,
+        "activation_checkpointing.interval",
+        recompute(RecomputePolicy.every_k_layers, interval=20),
+        ("20 layers", "(16)"),
+        ("activation_checkpointing.interval=4",),
+    ),
+    Broken(
+        "recompute-partition",
+        ERROR,
+        "activation_checkpointing.partition_activations",
+        tensor(2, **recompute(RecomputePolicy.selective, partition_activations=True)),
+        ("policy=selective keeps none",),
+        ("activation_checkpointing.policy=full",),
+    ),
+    Broken(
+        "recompute-partition",
+        ERROR,
+        "activation_checkpointing.partition_activations",
+        recompute(RecomputePolicy.full, partition_activations=True),
+        ("tensor_parallel_size=1",),
+        ("activation_checkpointing.partition_activations=false",),
+    ),
+    Broken(
+        "recompute-partition",
+        INFO,
+        "activation_checkpointing.partition_activations",
+        tensor(2, **recompute(RecomputePolicy.full, partition_activations=True), parallelism__sequence_parallel=True),
+        ("no effect",),
+        ("activation_checkpointing.partition_activations=false",),
+    ),
+    Broken(
+        "recompute-host",
+        ERROR,
+        "activation_checkpointing.cpu_checkpointing",
+        recompute(RecomputePolicy.none, cpu_checkpointing=True),
+        ("policy=none keeps none",),
+        ("activation_checkpointing.policy=full",),
+    ),
+    Broken(
+        "offload-ratio",
+        ERROR,
+        "offload.optimizer_ratio",
+        {"zero__stage": 2, "offload__optimizer_device": CPU, "offload__optimizer_ratio": 0.5},
+        ("0.5", "2 and cpu"),
+        ("offload.optimizer_ratio=1",),
+    ),
+    Broken(
+        "offload-ratio-groups",
+        WARNING,
+        "offload.optimizer_ratio",
+        {"zero__stage": 3, "offload__optimizer_device": CPU, "offload__optimizer_ratio": 0.9},
+        ("0.9 of 2 sub-groups", "nothing stays"),
+        ("zero.sub_group_size=1986824",),
+    ),
+    Broken("freeze-pattern", ERROR, "training.freeze", {"training__freeze": ["norm", "layers.("]}, ("'layers.('",)),
+    Broken(
+        "freeze-match",
+        ERROR,
+        "training.freeze",
+        {"training__freeze": [r"model\.embed_token\.weight"]},
+        ("finds none of the 147 parameters of small",),
+    ),
+    Broken(
+        "freeze-all",
+        ERROR,
+        "training.freeze",
+        {"training__freeze": ["model", "lm_head"]},
+        ("nothing",),
+        ("training.freeze=[]",),
+    ),
     Broken("pipeline-zero-stage", ERROR, "zero.stage", pipeline(2, zero__stage=3), ("3", "2 stages"), ("zero.stage=1",)),
     Broken("pipeline-zero-stage", ERROR, "zero.stage", pipeline(2, zero__stage=2), ("2",), ("zero.stage=1",)),
     Broken(
@@ -144,8 +343,24 @@ CASES = [
         "pipeline-options",
         INFO,
         "parallelism.partition_method",
-        {"parallelism__partition_method": PartitionMethod.parameters},
+        {"parallelism__partition_method": "parameters"},
         ("parameters",),
+    ),
+    Broken(
+        "nvme-prefetch",
+        ERROR,
+        "zero.stage3_prefetch_bucket_size",
+        {"zero__stage": 3, "offload__param_device": NVME, "offload__nvme_path": "/nvme"},
+        ("fetched ahead", "second step"),
+        ("zero.stage3_prefetch_bucket_size=0",),
+    ),
+    Broken(
+        "fp16-stage",
+        ERROR,
+        "zero.stage",
+        {"precision__dtype": Precision.fp16, "zero__stage": 0},
+        ("does not scale the loss",),
+        ("zero.stage=1",),
     ),
     Broken(
         "attention-kernel",
@@ -400,6 +615,24 @@ def test_the_fix_mends_it(case):
     for override in case.mended_by:
         assert override in finding.fix
     assert findings(overridden(config, case.mended_by), case) == []
+
+
+def test_the_name_that_was_meant_is_shown():
+    (finding,) = plan_of(run_config(training__freeze=[r"model\.embed_token\.weight"])).findings
+    assert "model.embed_tokens.weight" in finding.fix
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(0, Precision.fp32), (1, Precision.fp32), (1, Precision.fp16)])
+def test_a_pipeline_goes_with_every_format_and_with_an_offloaded_optimizer(stage, precision):
+    changes = pipeline(2, zero__stage=stage, precision__dtype=precision, training__gradient_accumulation_steps=8)
+    assert plan_of(run_config(**changes)).findings == ()
+    if stage == 1:
+        assert plan_of(run_config(**changes, offload__optimizer_device=CPU)).findings == ()
+
+
+def test_tensor_parallelism_goes_with_every_zero_stage():
+    for stage in range(4):
+        assert plan_of(run_config(**tensor(2, zero__stage=stage, parallelism__sequence_parallel=True))).findings == ()
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,0 +1,1 @@
+"""Collectives written out in messages between two ranks."""

@@ -1,0 +1,142 @@
+"""DeepSpeed's pipeline engine with the schedules that train here, and a record of what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from deepspeed.runtime.pipe import schedule as instructions
+from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from orchestrator.config.enums import PipelineSchedule
+
+Executed = tuple[str, int, int]
+"""Forward or backward pass, buffer, phase (0 but for the second half of a folded pipeline)."""
+
+
+class GPipeSchedule(instructions.PipeSchedule):
+    """All forward passes, then all backward passes (Huang et al., "GPipe", 2019); every micro-batch has its own buffer."""
+
+    def num_pipe_buffers(self) -> int:
+        """Buffers of this stage."""
+        return int(self.micro_batches)
+
+    def steps(self) -> Iterator[list[Any]]:
+        """DeepSpeed's instructions, step by step."""
+        first, last = self.is_first_stage, self.is_last_stage
+        for buffer in range(self.micro_batches):
+            step = [] if first else [instructions.RecvActivation(buffer)]
+            if first or last:
+                step.append(instructions.LoadMicroBatch(buffer))
+            step.append(instructions.ForwardPass(buffer))
+            yield step if last else [*step, instructions.SendActivation(buffer)]
+        for buffer in range(self.micro_batches):
+            step = [] if last else [instructions.RecvGrad(buffer)]
+            step.append(instructions.BackwardPass(buffer))
+            yield step if first else [*step, instructions.SendGrad(buffer)]
+        yield [instructions.ReduceTiedGrads(), instructions.ReduceGrads(), instructions.OptimizerStep()]
+
+
+class RecordedSchedule:
+    """A schedule that notes each pass as the engine comes to it."""
+
+    def __init__(self, schedule: Any, executed: list[Executed]) -> None:
+        self._schedule = schedule
+        self._executed = executed
+        executed.clear()
+
+    def num_pipe_buffers(self) -> int:
+        """Buffers of this stage."""
+        return int(self._schedule.num_pipe_buffers())
+
+    def __iter__(self) -> Iterator[Iterator[Any]]:
+        return (self._recorded(step) for step in self._schedule)
+
+    def _recorded(self, step: Any) -> Iterator[Any]:
+        for command in step:
+            if isinstance(command, instructions.ForwardPass | instructions.BackwardPass):
+                kind = "forward" if isinstance(command, instructions.ForwardPass) else "backward"
+                self._executed.append((kind, command.kwargs["buffer_id"], command.kwargs.get("phase", 0)))
+            yield command
+
+
+class OneForwardOneBackwardEngine(PipelineEngine):
+    """DeepSpeed's own engine; ``executed`` holds the passes of the last step in their order."""
+
+    executed: list[Executed]
+
+    def _train_schedule(self) -> RecordedSchedule:
+        self.executed = getattr(self, "executed", [])
+        return RecordedSchedule(super()._train_schedule(), self.executed)
+
+    def _exec_forward_pass(self, buffer_id: int) -> None:
+        super()._exec_forward_pass(buffer_id)
+        if not torch.is_grad_enabled():
+            _drop_logits(self, buffer_id)
+
+    def _exec_backward_pass(self, buffer_id: int) -> None:
+        super()._exec_backward_pass(buffer_id)
+        _drop_logits(self, buffer_id)
+
+    _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
+        **PipelineEngine._INSTRUCTION_MAP,
+        instructions.ForwardPass: _exec_forward_pass,
+        instructions.BackwardPass: _exec_backward_pass,
+    }
+
+
+class GPipeEngine(PipelineEngine):
+    """All forward passes before the first backward pass. DeepSpeed keeps one loss, here each micro-batch has its own."""
+
+    executed: list[Executed]
+
+    def _train_schedule(self) -> RecordedSchedule:
+        self.executed = getattr(self, "executed", [])
+        self._losses: dict[int, Any] = {}
+        own = GPipeSchedule(micro_batches=self.micro_batches, stages=self.num_stages, stage_id=self.stage_id)
+        return RecordedSchedule(own, self.executed)
+
+    def _exec_forward_pass(self, buffer_id: int) -> None:
+        super()._exec_forward_pass(buffer_id)
+        if not torch.is_grad_enabled():
+            _drop_logits(self, buffer_id)
+        elif self.is_last_stage():
+            self._losses[buffer_id] = self.loss
+
+    def _exec_backward_pass(self, buffer_id: int) -> None:
+        if self.is_last_stage():
+            self.loss = self._losses.pop(buffer_id)
+        super()._exec_backward_pass(buffer_id)
+        _drop_logits(self, buffer_id)
+
+    _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
+        **PipelineEngine._INSTRUCTION_MAP,
+        instructions.ForwardPass: _exec_forward_pass,
+        instructions.BackwardPass: _exec_backward_pass,
+    }
+
+
+class DualPipeEngine(DualPipeVEngine):
+    """DeepSpeed's engine for a folded pipeline, with the record."""
+
+    executed: list[Executed]
+
+    def _train_schedule(self) -> RecordedSchedule:
+        self.executed = getattr(self, "executed", [])
+        return RecordedSchedule(super()._train_schedule(), self.executed)
+
+
+ENGINES: dict[PipelineSchedule, type[PipelineEngine]] = {
+    PipelineSchedule.one_f_one_b: OneForwardOneBackwardEngine,
+    PipelineSchedule.gpipe: GPipeEngine,
+    PipelineSchedule.dual_pipe_v: DualPipeEngine,
+}
+"""The engine of each schedule."""
+
+
+def _drop_logits(engine: PipelineEngine, buffer_id: int) -> None:
+    """DeepSpeed's last stage keeps them until the buffer is used again, over an evaluation and into the next step."""
+    if engine.is_last_stage():
+        engine.pipe_buffers["outputs"][buffer_id] = None
