@@ -133,7 +133,8 @@ def _optimizer_block(config: RunConfig, settings: DeepSpeedSettings) -> dict[str
         "weight_decay": optimizer.weight_decay,
     }
     if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
-        params["torch_adam"] = True
+        # torch's own kernel for CPUs: half the time of its loop over tensors, and no temporaries
+        params |= {"torch_adam": True, "fused": True}
     return {"type": optimizer.type.value, "params": params}
 
 

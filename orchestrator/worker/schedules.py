@@ -62,23 +62,37 @@ class RecordedSchedule:
             yield command
 
 
-class OneForwardOneBackwardEngine(PipelineEngine):
-    """DeepSpeed's own engine; ``executed`` holds the passes of the last step in their order."""
+class _Recorded(PipelineEngine):
+    """``executed`` holds the passes of the last step in their order."""
 
     executed: list[Executed]
 
     def _train_schedule(self) -> RecordedSchedule:
         self.executed = getattr(self, "executed", [])
-        return RecordedSchedule(super()._train_schedule(), self.executed)
+        return RecordedSchedule(self._own_schedule(), self.executed)
+
+    def _own_schedule(self) -> Any:
+        return super()._train_schedule()
+
+
+class OneForwardOneBackwardEngine(_Recorded):
+    """DeepSpeed's own engine, which lets go of the logits once they are used.
+
+    DeepSpeed's last stage keeps them until the buffer is used again, over an evaluation and into the next step.
+    """
 
     def _exec_forward_pass(self, buffer_id: int) -> None:
         super()._exec_forward_pass(buffer_id)
         if not torch.is_grad_enabled():
-            _drop_logits(self, buffer_id)
+            self._drop_logits(buffer_id)
 
     def _exec_backward_pass(self, buffer_id: int) -> None:
         super()._exec_backward_pass(buffer_id)
-        _drop_logits(self, buffer_id)
+        self._drop_logits(buffer_id)
+
+    def _drop_logits(self, buffer_id: int) -> None:
+        if self.is_last_stage():
+            self.pipe_buffers["outputs"][buffer_id] = None
 
     _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
         **PipelineEngine._INSTRUCTION_MAP,
@@ -87,29 +101,22 @@ class OneForwardOneBackwardEngine(PipelineEngine):
     }
 
 
-class GPipeEngine(PipelineEngine):
+class GPipeEngine(OneForwardOneBackwardEngine):
     """All forward passes before the first backward pass. DeepSpeed keeps one loss, here each micro-batch has its own."""
 
-    executed: list[Executed]
-
-    def _train_schedule(self) -> RecordedSchedule:
-        self.executed = getattr(self, "executed", [])
+    def _own_schedule(self) -> GPipeSchedule:
         self._losses: dict[int, Any] = {}
-        own = GPipeSchedule(micro_batches=self.micro_batches, stages=self.num_stages, stage_id=self.stage_id)
-        return RecordedSchedule(own, self.executed)
+        return GPipeSchedule(micro_batches=self.micro_batches, stages=self.num_stages, stage_id=self.stage_id)
 
     def _exec_forward_pass(self, buffer_id: int) -> None:
         super()._exec_forward_pass(buffer_id)
-        if not torch.is_grad_enabled():
-            _drop_logits(self, buffer_id)
-        elif self.is_last_stage():
+        if torch.is_grad_enabled() and self.is_last_stage():
             self._losses[buffer_id] = self.loss
 
     def _exec_backward_pass(self, buffer_id: int) -> None:
         if self.is_last_stage():
             self.loss = self._losses.pop(buffer_id)
         super()._exec_backward_pass(buffer_id)
-        _drop_logits(self, buffer_id)
 
     _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
         **PipelineEngine._INSTRUCTION_MAP,
@@ -118,14 +125,8 @@ class GPipeEngine(PipelineEngine):
     }
 
 
-class DualPipeEngine(DualPipeVEngine):
-    """DeepSpeed's engine for a folded pipeline, with the record."""
-
-    executed: list[Executed]
-
-    def _train_schedule(self) -> RecordedSchedule:
-        self.executed = getattr(self, "executed", [])
-        return RecordedSchedule(super()._train_schedule(), self.executed)
+class DualPipeEngine(_Recorded, DualPipeVEngine):
+    """DeepSpeed's engine for a folded pipeline."""
 
 
 ENGINES: dict[PipelineSchedule, type[PipelineEngine]] = {
@@ -134,9 +135,3 @@ ENGINES: dict[PipelineSchedule, type[PipelineEngine]] = {
     PipelineSchedule.dual_pipe_v: DualPipeEngine,
 }
 """The engine of each schedule."""
-
-
-def _drop_logits(engine: PipelineEngine, buffer_id: int) -> None:
-    """DeepSpeed's last stage keeps them until the buffer is used again, over an evaluation and into the next step."""
-    if engine.is_last_stage():
-        engine.pipe_buffers["outputs"][buffer_id] = None
