@@ -79,6 +79,10 @@ class ClusterConfig:
     """Devices (processes) of one host; a hostfile's slots override it."""
     hostfile: str | None = None
     """DeepSpeed hostfile: one ``HOST slots=N`` a line. Its hosts and slots replace the two fields above."""
+    include: str | None = None
+    """Only these devices, as DeepSpeed writes them: ``HOST:SLOT,SLOT@HOST``; a host without slots gives all. null = all."""
+    exclude: str | None = None
+    """All devices but these, written like include; not together with it. null = none."""
     accelerator: Accelerator = MISSING
     """Kind of device."""
     device_name: str = MISSING

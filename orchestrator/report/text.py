@@ -13,13 +13,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.findings import Finding, Severity
+from orchestrator.findings import Finding, RuleEntry, Severity
 from orchestrator.launch.machine import PACKAGES, Machine
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
 from orchestrator.units import format_bytes, format_count, format_seconds
 
 _STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
+_RULES_WIDTH = 80
 _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
@@ -51,6 +52,31 @@ def fixes_report(plan: Plan, fixes: Sequence[Fix]) -> list[RenderableType]:
         return [Text("no change that was tried makes it fit", style="bold")]
     lines: list[RenderableType] = [Text("what would fit, the cheapest in speed first:", style="bold")]
     return lines + [Text(f"    {' '.join(fix.overrides)}    ({fix.description})") for fix in fixes]
+
+
+def rules_report(entries: Sequence[RuleEntry]) -> list[RenderableType]:
+    """All rules by subject, in 80 columns."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=_RULES_WIDTH - max(len(entry.name) for entry in entries) - len("  warning") - 4)
+    subject = ""
+    for entry in entries:
+        if entry.subject != subject:
+            subject = entry.subject
+            table.add_row(Text(subject, style="bold"))
+        table.add_row(f"  {entry.name}", Text(entry.severity.value, style=_STYLES[entry.severity]), entry.description)
+    counts = Counter(entry.severity for entry in entries)
+    listed = ", ".join(f"{counts[severity]} {severity.value}" for severity in Severity)
+    return [table, Text(f"{len(entries)} rules: {listed} at worst\none in full: orchestrator rules NAME")]
+
+
+def rule_page(entry: RuleEntry) -> RenderableType:
+    """One rule in full."""
+    heading = Text.assemble((entry.name, "bold"), "   ", (entry.severity.value, _STYLES[entry.severity]), f"   {entry.subject}")
+    return Text("\n").join(
+        [heading, Text(f"  holds when: {entry.description}"), Text(f"  {entry.reason or entry.description}")]
+    )
 
 
 def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from orchestrator.config.enums import Precision
 from orchestrator.deepspeed_config.settings import OptimizerWrapper
-from orchestrator.findings import Finding, error, warning
+from orchestrator.findings import Finding, Severity, error, warning
 from orchestrator.planning.rules.registry import RuleContext, rule
 
 
-@rule("predivide-reduce-scatter", "reduce_scatter divides gradients itself")
+@rule("predivide-reduce-scatter", "reduce_scatter divides gradients itself", Severity.error)
 def predivide(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed refuses the combination at stages 2 and 3 and ignores the factor at stage 1."""
     communication = context.config.communication
@@ -34,7 +34,7 @@ def predivide(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("communication-precision", "gradients do not travel in a format with less range")
+@rule("communication-precision", "gradients do not travel in a format with less range", Severity.warning)
 def communication_precision(context: RuleContext) -> Iterator[Finding]:
     """fp16 overflows at 65504, and only fp16 training scales the loss to live with that."""
     sent, dtype = context.settings.communication_data_type, context.settings.dtype

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import OffloadDevice
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 
-@rule("zero-single-rank", "ZeRO has several data-parallel ranks to shard over", Fact.layout)
+@rule("zero-single-rank", "ZeRO has several data-parallel ranks to shard over", Severity.warning, Fact.layout)
 def zero_single_rank(context: RuleContext) -> Iterator[Finding]:
     """Over one rank ZeRO saves nothing by sharding; it is only worth its offload then."""
     stage = context.config.zero.stage
@@ -23,7 +23,7 @@ def zero_single_rank(context: RuleContext) -> Iterator[Finding]:
         yield info("zero-single-rank", "zero.stage", message, "nothing, or add devices")
 
 
-@rule("zero-allgather-bucket", "the all-gather bucket is even at stages 1 and 2")
+@rule("zero-allgather-bucket", "the all-gather bucket is even at stages 1 and 2", Severity.error)
 def allgather_bucket(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed's stages 1 and 2 assert it: pieces start at 4-byte boundaries."""
     size = context.config.zero.allgather_bucket_size
@@ -36,7 +36,7 @@ def allgather_bucket(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("zero-round-robin", "round_robin_gradients works at stages 1 and 2 with an offloaded optimizer")
+@rule("zero-round-robin", "round_robin_gradients works at stages 1 and 2 with an offloaded optimizer", Severity.info)
 def round_robin(context: RuleContext) -> Iterator[Finding]:
     """Elsewhere it spreads copies that do not happen."""
     stage, device = context.config.zero.stage, context.config.offload.optimizer_device
