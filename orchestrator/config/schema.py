@@ -260,7 +260,7 @@ class CommunicationConfig:
     prescale_gradients: bool = False
     """Divide gradients before they are summed rather than after."""
     gradient_predivide_factor: float = 1.0
-    """With prescale_gradients: divided by this before the sum, by the rest after."""
+    """Gradients are divided by this before the sum, by the rest after; not with prescale_gradients or reduce_scatter."""
     timeout_minutes: float = 30.0
     """A collective that takes longer fails the run."""
 

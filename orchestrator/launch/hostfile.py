@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from orchestrator.findings import Finding, error, warning
-from orchestrator.planning.cluster_spec import MAX_DEVICES_PER_HOST, Host
+from orchestrator.planning.cluster_spec import MAX_DEVICES_PER_HOST, Host, is_loopback
 
 _ENTRY = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[0-9]+)(\s+#.*|\s*)")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
@@ -90,7 +90,7 @@ class LocalNames:
         """The machine behind ``name`` as far as it is known here; loopback names and this machine's own are one."""
         plain = name.lower().rstrip(".")
         address = self.addresses.get(plain, plain)
-        if plain in self.own or is_loopback(plain) or _is_loopback_address(address):
+        if plain in self.own or is_loopback(plain) or is_loopback(address):
             return _LOOPBACK
         return _canonical(address)
 
@@ -108,19 +108,6 @@ def local_names() -> LocalNames:
         for name in names:
             addresses.setdefault(name.lower(), address)
     return LocalNames(own=frozenset({own, own.split(".")[0]}), addresses=addresses)
-
-
-def is_loopback(name: str) -> bool:
-    """Whether ``name`` means whatever machine it is said on."""
-    plain = name.lower().rstrip(".")
-    return plain in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback") or _is_loopback_address(plain)
-
-
-def _is_loopback_address(text: str) -> bool:
-    try:
-        return ip_address(text).is_loopback
-    except ValueError:
-        return False
 
 
 def _canonical(address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import MappingProxyType
 
 from orchestrator.config.enums import Accelerator, Precision
@@ -58,6 +59,17 @@ class ClusterSpec:
     def devices_per_host(self) -> int:
         """Devices of the host that has most."""
         return max(host.slots for host in self.hosts)
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address means whatever machine it is said on."""
+    plain = name.lower().rstrip(".")
+    if plain in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ip_address(plain).is_loopback
+    except ValueError:
+        return False
 
 
 def cluster_spec_from_config(

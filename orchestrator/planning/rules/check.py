@@ -7,6 +7,7 @@ from orchestrator.planning.rules import (
     cluster,
     communication,
     data,
+    environment,
     freeze,
     learning_rate,
     offload,
@@ -16,6 +17,7 @@ from orchestrator.planning.rules import (
     precision,
     ranges,
     recompute,
+    unused,
     zero,
 )
 from orchestrator.planning.rules.registry import RULES, Rule, RuleContext
@@ -34,6 +36,8 @@ SUBJECTS = (
     data,
     freeze,
     learning_rate,
+    environment,
+    unused,
 )
 """The files that hold rules, in the order of their findings; importing them registers what they hold."""
 

@@ -16,6 +16,7 @@ def mixed_slots(context: RuleContext) -> Iterator[Finding]:
         yield warning(
             "mixed-slots",
             "cluster.hostfile",
-            f"hosts have unequal numbers of slots: {', '.join(map(str, slots))}",
-            f"give every host slots={slots[0]}",
+            f"hosts have unequal numbers of slots: {', '.join(map(str, slots))}. Ranks are counted on from host to host, so "
+            "tensor-parallel groups and stages begin at other devices on each, and RAM and network are loaded unequally",
+            f"give every host slots={slots[0]}, or leave devices out with cluster.exclude",
         )

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from orchestrator.config.enums import OffloadDevice
 from orchestrator.findings import Finding, Severity, error, info, warning
+from orchestrator.planning.memory.nvme import parameters_on_disk
 from orchestrator.planning.memory.shape import largest_parameter
 from orchestrator.planning.memory.states import device_optimizer_elements, num_sub_groups
 from orchestrator.planning.parameters import ceil_divide
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
+from orchestrator.units import DTYPE_BYTES, format_bytes
 
 
 @rule("offload-optimizer-stage", "optimizer offload needs ZeRO stage 1", Severity.error, concerns_memory=True)
@@ -132,5 +134,22 @@ def nvme_param_buffer(context: RuleContext) -> Iterator[Finding]:
             "nvme-param-buffer",
             "offload.param_buffer_size",
             f"the largest parameter partition has {partition} elements, a buffer {offload.param_buffer_size}",
-            f"set offload.param_buffer_size={partition}",
+            f"set offload.param_buffer_size={partition}: {offload.param_buffer_count} buffers take "
+            f"{format_bytes(offload.param_buffer_count * partition * DTYPE_BYTES[context.settings.dtype])} of RAM a rank",
+        )
+
+
+@rule("nvme-params-stay", "parameters that are offloaded to NVMe get there", Severity.warning, Fact.model, Fact.layout)
+def nvme_params_stay(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed keeps the first ``max_in_cpu`` elements of a rank in host RAM, unsaid."""
+    settings, layout = context.settings, context.layout
+    if settings.offload_param_device is not OffloadDevice.nvme or settings.zero_stage != 3:
+        return
+    shard = ceil_divide(context.model.num_parameters, layout.tensor_parallel_size * layout.data_parallel_size)
+    if parameters_on_disk(settings, shard=shard) == 0:
+        yield warning(
+            "nvme-params-stay",
+            "offload.param_max_in_cpu",
+            f"{settings.param_max_in_cpu} elements stay in host RAM, and a rank has {shard}: no parameter goes to the disk",
+            "set offload.param_max_in_cpu=0, or offload.param_device=cpu",
         )

@@ -108,8 +108,18 @@ def _divides(context: RuleContext, name: str, field: str, things: str) -> Iterat
         name,
         f"model.{field}",
         f"{size} {things} do not divide over tensor_parallel_size={tp}",
-        f"set {_SIZE}={gcd(size, tp)}, which divides {size}",
+        f"set {_SIZE}={gcd(size, tp)}; {_legal_sizes(context, size)}",
     )
+
+
+def _legal_sizes(context: RuleContext, size: int) -> str:
+    """The sizes that divide ``size``, and those of them that stay inside a host."""
+    legal = [number for number in range(1, min(size, 1024) + 1) if size % number == 0]
+    listed = f"legal are {', '.join(map(str, legal[:12]))}{', ...' if len(legal) > 12 else ''}"
+    if context.established_cluster is None:
+        return listed
+    inside = [number for number in legal if all(host.slots % number == 0 for host in context.established_cluster.hosts)]
+    return f"{listed}; inside a host {', '.join(map(str, inside))}"
 
 
 def _size(context: RuleContext, field: str) -> int | None:

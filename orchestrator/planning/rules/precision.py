@@ -121,3 +121,48 @@ def loss_scale_format(context: RuleContext) -> Iterator[Finding]:
             f"{precision.loss_scale} has no effect: {precision.dtype.value} needs no loss scale",
             "set precision.loss_scale=0",
         )
+
+
+@rule("loss-scale-floor", "dynamic loss scaling starts above its floor", Severity.error)
+def loss_scale_floor(context: RuleContext) -> Iterator[Finding]:
+    """Below it DeepSpeed raises the scale on an overflow instead of halving it, and ends the run on the next."""
+    precision = context.config.precision
+    start = 2.0**precision.initial_scale_power if 0 <= precision.initial_scale_power <= 64 else 1.0
+    if precision.dtype is Precision.fp16 and precision.loss_scale == 0 and precision.min_loss_scale > start:
+        yield error(
+            "loss-scale-floor",
+            "precision.min_loss_scale",
+            f"{precision.min_loss_scale} is above the scale that training starts with, 2^{precision.initial_scale_power}",
+            "set precision.min_loss_scale=1",
+        )
+
+
+@rule("bf16-accumulation", "bf16 gradients of several micro-batches are summed in fp32", Severity.warning, Fact.layout)
+def bf16_accumulation(context: RuleContext) -> Iterator[Finding]:
+    """bf16 has eight significant bits: a sum loses what is 256 times smaller. At stage 0 DeepSpeed offers nothing else."""
+    precision, steps = context.config.precision, context.layout.gradient_accumulation_steps
+    asked = precision.grad_accum_dtype is Precision.bf16 and precision.dtype is Precision.bf16
+    if asked and steps > 1 and context.config.zero.stage > 0:
+        yield warning(
+            "bf16-accumulation",
+            "precision.grad_accum_dtype",
+            f"the gradients of {steps} micro-batches are summed in bf16, which loses small ones",
+            "set precision.grad_accum_dtype=fp32",
+        )
+
+
+@rule("fp16-range", "weights that were trained in bf16 are not trained on in fp16", Severity.warning, Fact.model, Fact.cluster)
+def fp16_range(context: RuleContext) -> Iterator[Finding]:
+    """Activations that bf16 holds overflow in fp16: the loss scale falls to its floor and the run ends."""
+    if context.config.precision.dtype is not Precision.fp16 or not context.config.model.pretrained:
+        return
+    entries = context.model.hf_config
+    trained = str(entries.get("dtype") or entries.get("torch_dtype") or "")
+    if trained.removeprefix("torch.") in ("bfloat16", "bf16"):
+        best = "bf16" if Precision.bf16 in context.cluster.precisions else "fp32"
+        yield warning(
+            "fp16-range",
+            "precision.dtype",
+            f"the weights in {context.config.model.pretrained} were trained in bf16, whose range is wider than fp16's",
+            f"set precision.dtype={best}",
+        )
