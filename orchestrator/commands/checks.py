@@ -54,7 +54,8 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
     "capacity": (
         ("device-memory", _E, "every rank's estimate fits its device; within the margin it is a warning"),
         ("host-memory", _E, "every host's estimate fits its RAM, at the start, in a step and while saving"),
-        ("nvme-capacity", _E, "what is written to a disk fits on it; of an unknown size it is a warning"),
+        ("nvme-capacity", _E, "what is written to a host's NVMe fits on it; within the margin it is a warning"),
+        ("nvme-unknown", _W, "the size of the disk that is written to is known"),
     ),
     "freeze": (("freeze-stage", _E, "every pipeline stage trains a parameter"),),
     "hostfile": (

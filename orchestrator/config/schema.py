@@ -392,7 +392,7 @@ class PlannerConfig:
     """The estimate."""
 
     memory_margin: float = 0.05
-    """Share of a device's, a host's or a disk's capacity that the plan leaves free, 0 to 0.5."""
+    """Share of every capacity that should stay free, 0 to 0.5. Inside it an estimate is flagged, above the capacity refused."""
 
 
 @dataclass(kw_only=True, slots=True)

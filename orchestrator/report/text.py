@@ -15,11 +15,14 @@ from rich.text import Text
 
 from orchestrator.findings import Finding, RuleEntry, Severity
 from orchestrator.launch.machine import PACKAGES, Machine
+from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
+from orchestrator.report.accuracy import estimate_note
 from orchestrator.units import format_bytes, format_count, format_seconds
 
 _STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
+_CAPACITIES = {DEVICE_MEMORY: "device memory", HOST_MEMORY: "host memory", NVME_CAPACITY: "NVMe"}
 _RULES_WIDTH = 80
 _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
@@ -230,9 +233,23 @@ def _rank_range(ranks: Sequence[int]) -> str:
 
 
 def _verdict(plan: Plan) -> Text:
-    style = "bold green" if plan.fits else "bold red"
-    note = " (the sizes are an estimate)" if plan.memory is not None else ""
-    return Text.assemble(("verdict: ", "bold"), (plan.verdict, style), note)
+    style = "bold yellow" if plan.fits_narrowly else "bold green" if plan.fits else "bold red"
+    note = f" ({estimate_note()})" if plan.memory is not None else ""
+    return Text.assemble(("verdict: ", "bold"), (plan.verdict, style), _limits(plan), note)
+
+
+def _limits(plan: Plan) -> str:
+    """What decides the verdict, where it is a capacity."""
+    named = [_CAPACITIES[finding.rule] for finding in plan.findings if finding.rule in _CAPACITIES and _decides(plan, finding)]
+    if not named:
+        return ""
+    return f", but with little room: {' and '.join(named)}" if plan.fits else f": {' and '.join(named)} limits"
+
+
+def _decides(plan: Plan, finding: Finding) -> bool:
+    if plan.verdict == "infeasible":
+        return finding.severity is Severity.error
+    return plan.fits_narrowly and finding.severity is Severity.warning
 
 
 def _plain_table(*columns: str) -> Table:

@@ -84,7 +84,7 @@ def test_every_fix_really_fits_and_says_what_it_needs(name):
     assert fixes
     for fix in fixes:
         plan = plan_of(overridden(config, fix.overrides))
-        assert plan.fits, (fix.overrides, plan.findings)
+        assert plan.fits and not plan.fits_narrowly, (fix.overrides, plan.findings)
         assert fix.device_bytes == max(entry.device_bytes for entry in plan.memory.device)
         assert fix.host_bytes == max(entry.peak_bytes for entry in plan.memory.host)
         assert fix.to_dict()["overrides"] == list(fix.overrides)
@@ -103,7 +103,7 @@ def test_the_global_batch_stays_or_the_description_says_so(name):
 def test_llama_2_70b_on_one_device():
     config = llama_2_70b()
     (finding,) = [finding for finding in plan_of(config).findings if finding.rule == "device-memory"]
-    assert "TiB more than the 75.18 GiB" in finding.message
+    assert "TiB more than the 79.14 GiB" in finding.message
     fixes = fixes_of(config)
     assert all("zero.stage=3" in fix.overrides for fix in fixes)
     hosts = [int(override.split("=")[1]) for fix in fixes for override in fix.overrides if "cluster.hosts" in override]
