@@ -83,6 +83,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
     ),
     "preflight": (
         ("package", _E, "the packages of training are installed in supported versions"),
+        ("deepspeed-version", _E, "the installed DeepSpeed has what is asked of it"),
         ("devices", _E, "this host has the devices that are configured"),
         ("shared-memory", _W, "/dev/shm is large enough for the ranks of a host"),
         ("build-lock", _E, "no stale lock of an op build is left"),
@@ -93,6 +94,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("checkpoint-disk", _E, "the disk of run_dir has room for a checkpoint"),
         ("data-file", _E, "files of data and tokenizer exist"),
         ("nvme-directory", _E, "the NVMe folder can be written to"),
+        ("nvme-file-system", _W, "the NVMe folder is on a local disk, neither in RAM nor on the network"),
     ),
     "pretrained weights": (
         ("pretrained-folder", _E, "model.pretrained is a folder that can be read"),

@@ -100,7 +100,8 @@ def _host_finding(config: RunConfig, hosts: tuple[HostMemory, ...]) -> Iterator[
     phases = {"a step": worst.step_bytes, "saving a checkpoint": worst.save_bytes, "the start": worst.start_bytes}
     peak = max(phases, key=lambda phase: phases[phase])
     need = f"{worst.host} needs {_compared(worst.peak_bytes, worst.capacity_bytes, margin)} of RAM"
-    message = f"{need}; it peaks in {peak}; in a step: {_largest(worst.components)}{others}"
+    held = ":" if peak == "a step" else "; a step holds"
+    message = f"{need}; it peaks in {peak}{held} {_largest(worst.components)}{others}"
     remedies = ", ".join(_host_remedies(config))
     if over:
         yield error(HOST_MEMORY, "cluster.host_memory_gib", message, f"try {remedies}")

@@ -30,8 +30,9 @@ def freeze_pattern(context: RuleContext) -> Iterator[Finding]:
 @rule("freeze-match", "every pattern of training.freeze finds a parameter", Severity.error, Fact.model)
 def freeze_match(context: RuleContext) -> Iterator[Finding]:
     """A typing error would train what was meant to stay."""
-    names = [parameter.name for parameter in named_parameters(context.model)]
-    for pattern in _sound(context):
+    patterns = _sound(context)
+    names = [parameter.name for parameter in named_parameters(context.model)] if patterns else []
+    for pattern in patterns:
         if not frozen_parameters(context.model, [pattern]):
             if "\\\\" in pattern:
                 fix = "write one backslash, in single quotes: \"training.freeze=['layers\\.0\\.']\""
@@ -50,7 +51,7 @@ def freeze_match(context: RuleContext) -> Iterator[Finding]:
 def freeze_all(context: RuleContext) -> Iterator[Finding]:
     """An optimizer needs a parameter."""
     patterns = _sound(context)
-    names = {parameter.name for parameter in named_parameters(context.model)}
+    names = {parameter.name for parameter in named_parameters(context.model)} if patterns else set()
     if patterns and frozen_parameters(context.model, patterns) == names:
         yield error("freeze-all", _FIELD, f"{patterns} leave nothing to train", f"set {_FIELD}=[]")
 

@@ -48,3 +48,10 @@ def test_bounds_are_where_they_should_be(field, value, fix):
     (finding,) = [finding for finding in plan_of(config).findings if finding.rule == "value-range"]
     assert finding.field == field
     assert fix in finding.fix
+
+
+def test_an_absurd_number_of_layers_is_refused_and_not_planned():
+    plan = plan_of(run_config(model__num_hidden_layers=10**9, training__freeze=["norm"]))
+    (finding,) = plan.findings
+    assert (finding.rule, finding.field) == ("model-size", "model.num_hidden_layers")
+    assert "1000000000" in finding.message
