@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+import psutil
+
 from orchestrator.findings import Finding, error, warning
 from orchestrator.planning.cluster_spec import MAX_DEVICES_PER_HOST, Host, is_loopback
 
@@ -81,7 +83,7 @@ def parse_hostfile(text: str, *, source: str, identify: Identify) -> tuple[tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNames:
-    """What this machine knows of names without asking anybody: its own, and those of ``/etc/hosts`` with their addresses."""
+    """What this machine knows without asking anybody: its own names and addresses, and ``/etc/hosts``."""
 
     own: frozenset[str]
     addresses: Mapping[str, str]
@@ -90,7 +92,7 @@ class LocalNames:
         """The machine behind ``name`` as far as it is known here; loopback names and this machine's own are one."""
         plain = name.lower().rstrip(".")
         address = self.addresses.get(plain, plain)
-        if plain in self.own or is_loopback(plain) or is_loopback(address):
+        if plain in self.own or _canonical(address) in self.own or is_loopback(plain) or is_loopback(address):
             return _LOOPBACK
         return _canonical(address)
 
@@ -101,13 +103,14 @@ def local_names() -> LocalNames:
         known = _KNOWN_HOSTS.read_text(encoding="utf-8", errors="replace")
     except OSError:
         known = ""
-    own = socket.gethostname().lower()
+    own = {socket.gethostname().lower(), socket.gethostname().lower().split(".")[0]}
+    own |= {_canonical(entry.address.partition("%")[0]) for entries in psutil.net_if_addrs().values() for entry in entries}
     addresses: dict[str, str] = {}
     for line in known.splitlines():
         address, *names = line.partition("#")[0].split() or [""]
         for name in names:
             addresses.setdefault(name.lower(), address)
-    return LocalNames(own=frozenset({own, own.split(".")[0]}), addresses=addresses)
+    return LocalNames(own=frozenset(own), addresses=addresses)
 
 
 def _canonical(address: str) -> str:

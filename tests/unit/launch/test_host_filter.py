@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.commands.planned import plan_run
+from orchestrator.config.load import load_config
 from orchestrator.launch.command import hostfile_text, launch_command
 from orchestrator.launch.host_filter import filter_text, filtered_hosts
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
@@ -100,3 +102,23 @@ def test_devices_of_this_machine_alone(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2")
     command = launch_command(run_config(), cluster_of(hosts), tmp_path, working_directory=tmp_path)
     assert command.argv[command.argv.index("--include") + 1] == "localhost:5,2"
+
+
+def test_a_plan_is_made_of_what_the_filter_leaves(tmp_path) -> None:
+    (tmp_path / "hostfile").write_text("work1 slots=2\nwork2 slots=4\n")
+    words = ["cluster=dgx_h100", "training=default", "data=synthetic", f"cluster.hostfile={tmp_path / 'hostfile'}"]
+    plan = plan_run(load_config([*words, "cluster.exclude='work2:0,1'"]))
+    assert plan.fits, plan.findings
+    assert plan.layout.world_size == 4
+    assert [host.device_numbers for host in plan.cluster.hosts] == [(0, 1), (2, 3)]
+    unfiltered = plan_run(load_config(words))
+    assert unfiltered.layout.world_size == 6
+    assert [finding.rule for finding in unfiltered.findings if finding.field == "cluster.hostfile"] == ["mixed-slots"]
+
+
+def test_hosts_that_are_only_counted_are_filtered_by_their_names() -> None:
+    words = ["cluster=dgx_h100", "training=default", "data=synthetic", "cluster.hosts=2"]
+    assert plan_run(load_config([*words, "cluster.include='host-1@host-2:0'"])).layout.world_size == 9
+    plan = plan_run(load_config([*words, "cluster.include=node-9"]))
+    assert plan.verdict == "invalid"
+    assert "host-filter-host" in {finding.rule for finding in plan.findings}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from orchestrator.findings import Severity
-from orchestrator.launch.hostfile import LocalNames, parse_hostfile, read_hostfile
+from orchestrator.launch.hostfile import LocalNames, local_names, parse_hostfile, read_hostfile
 from orchestrator.planning.cluster_spec import Host
 
 HERE = LocalNames(
-    own=frozenset({"launch-box"}), addresses={"node-a": "10.0.0.1", "node-a.fabric": "10.0.0.1", "node-b": "10.0.0.2"}
+    own=frozenset({"launch-box", "10.0.0.8"}),
+    addresses={"node-a": "10.0.0.1", "node-a.fabric": "10.0.0.1", "node-b": "10.0.0.2"},
 )
 
 
@@ -79,6 +81,7 @@ def test_a_bad_line_is_refused_by_its_number(line: str, rule: str, says: str, fi
         ("node-a", "node-a.fabric"),
         ("localhost", "127.0.0.1"),
         ("localhost", "launch-box"),
+        ("launch-box", "10.0.0.8"),
     ],
 )
 def test_one_machine_under_two_names_is_refused(first: str, second: str) -> None:
@@ -139,3 +142,10 @@ def test_what_is_no_text_is_refused(tmp_path: Path, kind: str) -> None:
     hosts, findings = read_hostfile(path)
     assert hosts == ()
     assert [finding.rule for finding in findings] == ["hostfile-unreadable"]
+
+
+def test_what_this_machine_knows_of_itself() -> None:
+    known = local_names()
+    here = {known.identify(name) for name in ("localhost", "127.0.0.1", "::1", "LOCALHOST.", socket.gethostname())}
+    assert len(here) == 1
+    assert known.identify("some-other-machine") not in here

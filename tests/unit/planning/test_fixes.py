@@ -196,3 +196,26 @@ def test_eager_attention_is_suggested_to_be_computed_again_by_itself():
     ]
     between = run_config(**base, cluster=gpu_cluster(device_memory_gib=sum(needs) / 2), planner__memory_margin=0.0)
     assert fixes_of(between)[0].overrides == ("activation_checkpointing.policy=selective",)
+
+
+def test_a_full_host_is_helped_by_memory_that_is_not_page_locked_and_by_parameters_on_the_device():
+    everything = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "offload__param_device": OffloadDevice.cpu}
+    needs = [
+        plan_of(run_config(**(everything | change))).memory.host[0].peak_bytes / GIB
+        for change in ({}, {"offload__pin_memory": False}, {"offload__param_device": OffloadDevice.none})
+    ]
+    tight = run_config(**everything, cluster=gpu_cluster(host_memory_gib=(needs[0] + max(needs[1:])) / 2, devices_per_host=8))
+    overrides = [fix.overrides for fix in fixes_of(changed(tight, planner__memory_margin=0.0))]
+    assert ("offload.pin_memory=false",) in overrides
+    assert ("offload.param_device=none",) in overrides
+
+
+def test_a_change_that_would_fit_only_narrowly_is_not_offered():
+    base = {"training__train_micro_batch_size_per_gpu": 32, "zero__stage": 2}
+    recomputed = (
+        plan_of(run_config(**base, activation_checkpointing__policy=RecomputePolicy.full)).memory.device[0].device_bytes
+    )
+    barely = run_config(**base, cluster=gpu_cluster(device_memory_gib=recomputed / GIB * 1.01))
+    assert ("activation_checkpointing.policy=full",) not in [fix.overrides for fix in fixes_of(barely)]
+    roomy = changed(barely, planner__memory_margin=0.0)
+    assert ("activation_checkpointing.policy=full",) in [fix.overrides for fix in fixes_of(roomy)]
