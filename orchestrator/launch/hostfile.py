@@ -22,6 +22,7 @@ _ENTRY = re.compile(r"(?P<name>\S+)\s+slots=(?P<slots>[0-9]+)(\s+#.*|\s*)")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?")
 _FIELD = "cluster.hostfile"
 _FIX = "write HOST slots=N, N being all devices of the host"
+_WITHOUT = "or use cluster.hosts and cluster.devices_per_host"
 _LOOPBACK = "this machine (loopback)"
 _KNOWN_HOSTS = Path("/etc/hosts")
 _BYTE_ORDER_MARK = "\ufeff"
@@ -52,9 +53,6 @@ def read_hostfile(path: Path) -> tuple[tuple[Host, ...], list[Finding]]:
     return parse_hostfile(text, source=str(path), identify=local_names().identify)
 
 
-_WITHOUT = "or use cluster.hosts and cluster.devices_per_host"
-
-
 def parse_hostfile(text: str, *, source: str, identify: Identify) -> tuple[tuple[Host, ...], list[Finding]]:
     """The hosts in ``text``, and everything wrong with it, by lines of ``source``."""
     findings: list[Finding] = []
@@ -65,7 +63,7 @@ def parse_hostfile(text: str, *, source: str, identify: Identify) -> tuple[tuple
         )
         findings.append(warning("hostfile-encoding", _FIELD, message, "save the file as UTF-8 without byte-order mark"))
     lines: list[_Line] = []
-    for number, raw in enumerate(text.splitlines(), start=1):
+    for number, raw in enumerate(text.split("\n"), start=1):
         entry = raw.strip()
         if not entry or entry.startswith("#"):
             continue

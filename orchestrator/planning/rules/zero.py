@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.config.enums import OffloadDevice
+from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.memory.shape import largest_parameter
 from orchestrator.planning.memory.states import num_sub_groups
@@ -24,7 +24,10 @@ def zero_single_rank(context: RuleContext) -> Iterator[Finding]:
         yield warning("zero-single-rank", "zero.stage", f"{message} and slows every layer", "set zero.stage=1, or add devices")
     elif context.layout.world_size > 1:
         taken = f"tensor and pipeline parallelism take all {context.layout.world_size} devices"
-        fix = "nothing, or smaller parallel sizes, or add devices"
+        kept = (
+            "nothing, stage 1 still sums bf16 gradients in fp32" if context.settings.dtype is Precision.bf16 else "zero.stage=0"
+        )
+        fix = f"{kept}; or smaller parallel sizes, or more devices"
         yield warning("zero-single-rank", "zero.stage", f"{message}: {taken}", fix)
     else:
         yield info("zero-single-rank", "zero.stage", message, "nothing, or add devices")
