@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import doctor, export, launch, validate
+from orchestrator.commands import doctor, export, launch, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Output
@@ -165,6 +165,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.multirun:
         load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
+    if arguments.command is Command.rules:
+        return _rules(arguments)
     config = load.load_config(overrides, config_dir=arguments.config_dir)
     if arguments.command is Command.export:
         return _export(arguments, config)
@@ -176,6 +178,12 @@ def _run_command(arguments: Arguments) -> int:
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
     return _launch(arguments, overrides, prepared)
+
+
+def _rules(arguments: Arguments) -> int:
+    names, overrides = rules.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    return _finish(rules.run(names), config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:
@@ -314,4 +322,5 @@ _HELP = {
     Command.launch: launch.HELP,
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
+    Command.rules: rules.HELP,
 }

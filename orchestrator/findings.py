@@ -14,6 +14,27 @@ class Severity(StrEnum):
     warning = "warning"
     info = "info"
 
+    def is_at_most(self, other: Severity) -> bool:
+        """Whether this is as bad as ``other``, or less."""
+        order = list(Severity)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleEntry:
+    """A rule as ``orchestrator rules`` lists it: what it is about, and the worst its findings can be."""
+
+    name: str
+    severity: Severity
+    subject: str
+    description: str
+    reason: str = ""
+    """Why the rule is there, where that is written down."""
+
+    def to_dict(self) -> dict[str, str]:
+        """An entry of ``rules output=json``."""
+        return {key: str(value) for key, value in asdict(self).items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from orchestrator.commands.pretrained import gives_the_shape, pretrained_findings, spoken_of_pretrained, with_pretrained_shape
 from orchestrator.config.schema import RunConfig
-from orchestrator.findings import Finding
+from orchestrator.findings import Finding, has_error
+from orchestrator.launch.host_filter import filtered_hosts
 from orchestrator.launch.hostfile import read_hostfile
 from orchestrator.launch.machine import memory_limit_bytes
-from orchestrator.planning.cluster_spec import Host
+from orchestrator.planning.cluster_spec import Host, count_findings, named_hosts
 from orchestrator.planning.fixes import Fix, find_fixes
 from orchestrator.planning.plan import Plan, make_plan
 
@@ -32,7 +33,16 @@ def fixes_for(config: RunConfig, plan: Plan) -> tuple[Fix, ...]:
 
 
 def _hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
-    if config.cluster.hostfile is None:
-        return None, []
-    hosts, findings = read_hostfile(Path(config.cluster.hostfile))
+    """The hosts that are named, less what the filter leaves out; ``None`` when only their number is given."""
+    cluster, findings = config.cluster, list[Finding]()
+    hosts: tuple[Host, ...] | None = None
+    if cluster.hostfile is not None:
+        hosts, findings = read_hostfile(Path(cluster.hostfile))
+    if (cluster.include is None and cluster.exclude is None) or has_error(findings):
+        return hosts or None, findings
+    if hosts is None and not count_findings(cluster):
+        hosts = named_hosts(cluster.hosts, cluster.devices_per_host)
+    if hosts is not None:
+        hosts, problems = filtered_hosts(hosts, include=cluster.include, exclude=cluster.exclude)
+        findings += problems
     return hosts or None, findings

@@ -13,6 +13,7 @@ class Command(StrEnum):
     launch = "launch"
     export = "export"
     doctor = "doctor"
+    rules = "rules"
 
 
 class Output(StrEnum):

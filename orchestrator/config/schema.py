@@ -79,6 +79,10 @@ class ClusterConfig:
     """Devices (processes) of one host; a hostfile's slots override it."""
     hostfile: str | None = None
     """DeepSpeed hostfile: one ``HOST slots=N`` a line. Its hosts and slots replace the two fields above."""
+    include: str | None = None
+    """Only these devices, as DeepSpeed writes them: ``HOST:SLOT,SLOT@HOST``; a host without slots gives all. null = all."""
+    exclude: str | None = None
+    """All devices but these, written like include; not together with it. null = none."""
     accelerator: Accelerator = MISSING
     """Kind of device."""
     device_name: str = MISSING
@@ -256,7 +260,7 @@ class CommunicationConfig:
     prescale_gradients: bool = False
     """Divide gradients before they are summed rather than after."""
     gradient_predivide_factor: float = 1.0
-    """With prescale_gradients: divided by this before the sum, by the rest after."""
+    """Gradients are divided by this before the sum, by the rest after; not with prescale_gradients or reduce_scatter."""
     timeout_minutes: float = 30.0
     """A collective that takes longer fails the run."""
 
@@ -388,7 +392,7 @@ class PlannerConfig:
     """The estimate."""
 
     memory_margin: float = 0.05
-    """Share of a device's, a host's or a disk's capacity that the plan leaves free, 0 to 0.5."""
+    """Share of every capacity that should stay free, 0 to 0.5. Inside it an estimate is flagged, above the capacity refused."""
 
 
 @dataclass(kw_only=True, slots=True)

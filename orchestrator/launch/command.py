@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.config.enums import Accelerator, LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error
+from orchestrator.launch.host_filter import filter_text
 from orchestrator.launch.machine import free_port, scripts_dir
 from orchestrator.planning.cluster_spec import ClusterSpec
 
@@ -81,7 +82,7 @@ def host_findings(config: RunConfig, cluster: ClusterSpec) -> Iterator[Finding]:
         message = f"the local backend starts this host only, and {len(cluster.hosts)} are configured"
         yield error("launch-backend", "launcher.backend", message, "launcher.backend=pdsh")
     if config.cluster.accelerator is Accelerator.cuda and not uses_pdsh(config, cluster):
-        yield from _visible_findings(cluster.hosts[0].slots)
+        yield from _visible_findings(max(cluster.hosts[0].device_numbers) + 1)
 
 
 def _visible_findings(slots: int) -> Iterator[Finding]:
@@ -114,15 +115,21 @@ def _local_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) 
     if _DEFAULT_HOSTFILE.exists():
         # DeepSpeed reads this file unasked, and would leave this host for those it names
         options.append(f"--hostfile={attempt_path / 'no-hostfile'}")
+    host = cluster.hosts[0]
     if config.cluster.accelerator is Accelerator.cuda and visible:
         # with --num_gpus DeepSpeed drops the variable and takes devices from 0 up
-        return [*options, "--include", "localhost:" + ",".join(visible.split(",")[:slots])]
+        shown = visible.split(",")
+        return [*options, "--include", "localhost:" + ",".join(shown[number] for number in host.device_numbers)]
+    if config.cluster.accelerator is Accelerator.cuda and host.devices is not None:
+        return [*options, "--include", f"localhost:{','.join(map(str, host.devices))}"]
     return [*options, f"--num_gpus={slots}"]
 
 
 def _pdsh_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) -> list[str]:
+    include = filter_text(cluster.hosts)
     return [
         f"--hostfile={attempt_path / HOSTFILE}",
+        *([f"--include={include}"] if include else []),
         "--launcher=pdsh",
         "--force_multi",
         f"--master_addr={config.launcher.master_addr or cluster.hosts[0].name}",
@@ -131,8 +138,8 @@ def _pdsh_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) -
 
 
 def hostfile_text(cluster: ClusterSpec) -> str:
-    """The cluster as a DeepSpeed hostfile."""
-    return "".join(f"{host.name} slots={host.slots}\n" for host in cluster.hosts)
+    """The cluster as a DeepSpeed hostfile. Slots count from device 0, those that a filter leaves out included."""
+    return "".join(f"{host.name} slots={max(host.device_numbers) + 1}\n" for host in cluster.hosts)
 
 
 def _environment(config: RunConfig, cluster: ClusterSpec) -> dict[str, str]:

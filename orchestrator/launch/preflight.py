@@ -9,9 +9,11 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 from packaging.requirements import Requirement
+from packaging.version import Version
 
-from orchestrator.config.enums import Accelerator, AttentionImplementation, LauncherBackend
+from orchestrator.config.enums import Accelerator, AttentionImplementation, LauncherBackend, PipelineSchedule
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.operators import needed_operators
 from orchestrator.findings import Finding, error, info, warning
@@ -19,6 +21,9 @@ from orchestrator.launch.machine import PACKAGES, Machine, port_is_free
 from orchestrator.units import GIB, format_bytes
 
 _STALE_SECONDS = 900.0
+_DUAL_PIPE_V_SINCE = Version("0.19.8")
+_NO_LOCAL_DISK = {"tmpfs": "RAM", "ramfs": "RAM", "nfs": "a network disk", "nfs4": "a network disk", "cifs": "a network disk"}
+"""File systems that are no local disk, and what they are instead."""
 _CHECKPOINT_BYTES_PER_PARAMETER = 14
 """16-bit weights, fp32 master and two Adam moments."""
 
@@ -27,6 +32,7 @@ def machine_findings(machine: Machine, config: RunConfig) -> list[Finding]:
     """What this machine lacks for the accelerator, offload and launcher of ``config``."""
     return [
         *_packages(machine),
+        *_features(machine, config),
         *_devices(machine, config),
         *_build_locks(machine),
         *_ops(machine, config),
@@ -59,6 +65,9 @@ def _named_files(config: RunConfig) -> Iterator[Finding]:
     if disk and not _can_make(Path(disk)):
         fix = "name a folder on a local disk of every host that this user may write to"
         yield error("nvme-directory", "offload.nvme_path", f"{disk} cannot be written to on this host", fix)
+    elif disk and (kind := file_system(Path(disk))) in _NO_LOCAL_DISK:
+        message = f"{disk} is on {kind}, which is {_NO_LOCAL_DISK[kind]} and no local disk"
+        yield warning("nvme-file-system", "offload.nvme_path", message, "name a folder on a local NVMe disk of every host")
     kernel = config.model.attention_implementation
     if kernel is AttentionImplementation.flash_attention_2 and find_spec("flash_attn") is None:
         fix = "pip install flash-attn, or model.attention_implementation=sdpa"
@@ -70,6 +79,14 @@ def _named_files(config: RunConfig) -> Iterator[Finding]:
 def _can_make(folder: Path) -> bool:
     parent = _existing_parent(folder)
     return parent.is_dir() and os.access(parent, os.W_OK)
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that ``folder`` is, or would be, on; empty when it is not known."""
+    inside = [
+        part for part in psutil.disk_partitions(all=True) if _existing_parent(folder).resolve().is_relative_to(part.mountpoint)
+    ]
+    return max(inside, key=lambda part: len(part.mountpoint)).fstype if inside else ""
 
 
 def _existing_parent(path: Path) -> Path:
@@ -87,6 +104,16 @@ def _packages(machine: Machine) -> Iterator[Finding]:
         elif not requirement.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a supported version"
             yield error("package", name, message, f"pip install '{name}{requirement.specifier}'")
+
+
+def _features(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """What the installed DeepSpeed is too old for."""
+    installed = machine.packages["deepspeed"]
+    asked = config.parallelism.schedule is PipelineSchedule.dual_pipe_v and config.parallelism.pipeline_parallel_size > 1
+    if installed is not None and asked and Version(installed) < _DUAL_PIPE_V_SINCE:
+        message = f"dual_pipe_v needs DeepSpeed {_DUAL_PIPE_V_SINCE}, and {installed} is installed"
+        fix = f"pip install 'deepspeed>={_DUAL_PIPE_V_SINCE}', or parallelism.schedule=one_f_one_b"
+        yield error("deepspeed-version", "parallelism.schedule", message, fix)
 
 
 def _train_requirements() -> list[Requirement]:

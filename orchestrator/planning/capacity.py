@@ -1,12 +1,16 @@
-"""Does the estimate fit into what the hosts have, and if not, where, by how much, and because of what."""
+"""Does the estimate fit into what the hosts have, and if not, where, by how much, and because of what.
+
+An estimate above a capacity is an error. One below it that leaves less free than ``planner.memory_margin`` is a warning: it is
+an estimate, and the run may well fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from orchestrator.config.enums import Accelerator, OffloadDevice, RecomputePolicy
 from orchestrator.config.schema import RunConfig
-from orchestrator.findings import Finding, error, warning
+from orchestrator.findings import Finding, Severity, error, warning
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory
@@ -17,7 +21,7 @@ DEVICE_MEMORY = "device-memory"
 HOST_MEMORY = "host-memory"
 NVME_CAPACITY = "nvme-capacity"
 CAPACITY_RULES = frozenset({DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY})
-"""Rules whose errors say that a legal run does not fit."""
+"""Rules whose errors say that a legal run does not fit, and whose warnings that it does so narrowly."""
 
 
 def usable_bytes(capacity_bytes: int, margin: float) -> int:
@@ -25,8 +29,13 @@ def usable_bytes(capacity_bytes: int, margin: float) -> int:
     return int(capacity_bytes * (1 - margin))
 
 
+def is_narrow(findings: Iterable[Finding]) -> bool:
+    """Whether an estimate lies inside the margin: below a capacity, and above what is planned for."""
+    return any(finding.rule in CAPACITY_RULES and finding.severity is Severity.warning for finding in findings)
+
+
 def capacity_findings(config: RunConfig, layout: ParallelLayout, memory: MemoryEstimate) -> Iterator[Finding]:
-    """One finding each for the worst class of ranks, the worst host and the worst disk that do not fit.
+    """One finding each for the worst class of ranks, the worst host and the worst disk that do not fit, or narrowly.
 
     Ranks on a CPU that has no device memory of its own share their host's RAM, which is checked as a whole.
     """
@@ -38,25 +47,24 @@ def capacity_findings(config: RunConfig, layout: ParallelLayout, memory: MemoryE
 
 
 def _device_finding(config: RunConfig, layout: ParallelLayout, classes: tuple[DeviceMemory, ...]) -> Iterator[Finding]:
-    usable = usable_bytes(classes[0].capacity_bytes, config.planner.memory_margin)
-    over = [entry for entry in classes if entry.device_bytes > usable]
-    if not over:
+    worst = max(classes, key=lambda entry: entry.device_bytes)
+    margin = config.planner.memory_margin
+    if worst.device_bytes <= usable_bytes(worst.capacity_bytes, margin):
         return
-    worst = max(over, key=lambda entry: entry.device_bytes)
+    over = [entry for entry in classes if entry.device_bytes > worst.capacity_bytes]
     ranks = f"{worst.ranks[0]}-{worst.ranks[-1]}" if len(worst.ranks) > 1 else f"{worst.ranks[0]}"
     if len(classes) > 1:
         where = f"each rank of stage {worst.stage} ({ranks})"
     else:
         where = f"each of ranks {ranks}" if len(worst.ranks) > 1 else f"rank {ranks}"
-    others = "" if len(over) == 1 else f"; {len(over) - 1} more of the {len(classes)} stages do not fit either"
-    phase = worst.phase.value
-    yield error(
-        DEVICE_MEMORY,
-        "cluster.device_memory_gib",
-        f"{where} needs {_misses(worst.device_bytes, usable, worst.capacity_bytes, config)} of {config.cluster.device_name}; "
-        f"it peaks in the {phase} phase, and {_largest(worst.components)}{others}",
-        f"try {', '.join(_device_remedies(config, layout))}",
-    )
+    others = f"; {len(over) - 1} more of the {len(classes)} stages do not fit either" if len(over) > 1 else ""
+    need = f"{where} needs {_compared(worst.device_bytes, worst.capacity_bytes, margin)} of {config.cluster.device_name}"
+    message = f"{need}; it peaks in the {worst.phase.value} phase: {_largest(worst.components)}{others}"
+    remedies = ", ".join(_device_remedies(config, layout))
+    if over:
+        yield error(DEVICE_MEMORY, "cluster.device_memory_gib", message, f"try {remedies}")
+    else:
+        yield warning(DEVICE_MEMORY, "cluster.device_memory_gib", message, f"{_NARROW}, try {remedies}")
 
 
 def _device_remedies(config: RunConfig, layout: ParallelLayout) -> Iterator[str]:
@@ -83,21 +91,22 @@ def _device_remedies(config: RunConfig, layout: ParallelLayout) -> Iterator[str]
 
 
 def _host_finding(config: RunConfig, hosts: tuple[HostMemory, ...]) -> Iterator[Finding]:
-    usable = usable_bytes(hosts[0].capacity_bytes, config.planner.memory_margin)
-    over = [entry for entry in hosts if entry.peak_bytes > usable]
-    if not over:
+    worst = max(hosts, key=lambda entry: entry.peak_bytes)
+    margin = config.planner.memory_margin
+    if worst.peak_bytes <= usable_bytes(worst.capacity_bytes, margin):
         return
-    worst = max(over, key=lambda entry: entry.peak_bytes)
-    others = "" if len(over) == 1 else f"; {len(over) - 1} more of the {len(hosts)} hosts do not fit either"
+    over = [entry for entry in hosts if entry.peak_bytes > worst.capacity_bytes]
+    others = f"; {len(over) - 1} more of the {len(hosts)} hosts do not fit either" if len(over) > 1 else ""
     phases = {"a step": worst.step_bytes, "saving a checkpoint": worst.save_bytes, "the start": worst.start_bytes}
     peak = max(phases, key=lambda phase: phases[phase])
-    yield error(
-        HOST_MEMORY,
-        "cluster.host_memory_gib",
-        f"{worst.host} needs {_misses(worst.peak_bytes, usable, worst.capacity_bytes, config)} of RAM; "
-        f"it peaks in {peak}, and {_largest(worst.components)}{others}",
-        f"try {', '.join(_host_remedies(config))}",
-    )
+    need = f"{worst.host} needs {_compared(worst.peak_bytes, worst.capacity_bytes, margin)} of RAM"
+    held = ":" if peak == "a step" else "; a step holds"
+    message = f"{need}; it peaks in {peak}{held} {_largest(worst.components)}{others}"
+    remedies = ", ".join(_host_remedies(config))
+    if over:
+        yield error(HOST_MEMORY, "cluster.host_memory_gib", message, f"try {remedies}")
+    else:
+        yield warning(HOST_MEMORY, "cluster.host_memory_gib", message, f"{_NARROW}, try {remedies}")
 
 
 def _host_remedies(config: RunConfig) -> Iterator[str]:
@@ -118,29 +127,34 @@ def _nvme_finding(config: RunConfig, disks: tuple[NvmeMemory, ...]) -> Iterator[
         return
     if worst.capacity_bytes is None:
         yield warning(
-            NVME_CAPACITY,
+            "nvme-unknown",
             "cluster.nvme_gib",
             f"{format_bytes(worst.bytes)} are written to the disk of {worst.host}, whose size is unknown",
             "set cluster.nvme_gib to its free space",
         )
         return
-    usable = usable_bytes(worst.capacity_bytes, config.planner.memory_margin)
-    if worst.bytes > usable:
-        yield error(
-            NVME_CAPACITY,
-            "cluster.nvme_gib",
-            f"{worst.host} needs {_misses(worst.bytes, usable, worst.capacity_bytes, config)} of NVMe",
-            "try more hosts (cluster.hosts), or offload.optimizer_device=cpu",
-        )
-
-
-def _misses(needed: int, usable: int, capacity: int, config: RunConfig) -> str:
     margin = config.planner.memory_margin
-    kept = f" that planner.memory_margin={margin} leaves" if margin else ""
-    over = f"{format_bytes(needed - usable)} more than the {format_bytes(usable)}{kept}"
-    return f"{format_bytes(needed)}, {over} of the {format_bytes(capacity)}"
+    message = f"{worst.host} needs {_compared(worst.bytes, worst.capacity_bytes, margin)} of NVMe"
+    remedies = "more hosts (cluster.hosts), or offload.optimizer_device=cpu"
+    if worst.bytes > worst.capacity_bytes:
+        yield error(NVME_CAPACITY, "cluster.nvme_gib", message, f"try {remedies}")
+    elif worst.bytes > usable_bytes(worst.capacity_bytes, margin):
+        yield warning(NVME_CAPACITY, "cluster.nvme_gib", message, f"{_NARROW}, try {remedies}")
+
+
+_NARROW = "nothing if you trust the estimate; for more room"
+
+
+def _compared(needed: int, capacity: int, margin: float) -> str:
+    """What is needed, and what it is short of: the capacity itself, or the margin that is to stay free."""
+    if needed > capacity:
+        return f"{format_bytes(needed)}, {format_bytes(needed - capacity)} more than the {format_bytes(capacity)}"
+    free = capacity - needed
+    left = f"leaves {format_bytes(free)} ({free / capacity:.1%}) free, less than planner.memory_margin={margin},"
+    return f"{format_bytes(needed)}, which {left} of the {format_bytes(capacity)}"
 
 
 def _largest(components: Mapping[str, int]) -> str:
-    name = max(components, key=lambda component: components[component])
-    return f"{name} are the largest part with {format_bytes(components[name])}"
+    """The three largest parts."""
+    names = sorted(components, key=lambda component: -components[component])[:3]
+    return ", ".join(f"{name} {format_bytes(components[name])}" for name in names)

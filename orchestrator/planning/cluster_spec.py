@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from types import MappingProxyType
 
 from orchestrator.config.enums import Accelerator, Precision
@@ -18,6 +19,13 @@ class Host:
 
     name: str
     slots: int
+    devices: tuple[int, ...] | None = None
+    """Numbers of the devices on the host, as many as slots; ``None`` = from 0 up."""
+
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """The numbers of its devices."""
+        return tuple(range(self.slots)) if self.devices is None else self.devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,17 @@ class ClusterSpec:
         return max(host.slots for host in self.hosts)
 
 
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address means whatever machine it is said on."""
+    plain = name.lower().rstrip(".")
+    if plain in ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ip_address(plain).is_loopback
+    except ValueError:
+        return False
+
+
 def cluster_spec_from_config(
     config: ClusterConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int
 ) -> tuple[ClusterSpec | None, list[Finding]]:
@@ -65,7 +84,7 @@ def cluster_spec_from_config(
     findings = list(_size_findings(config, hosts))
     if findings:
         return None, findings
-    named = tuple(hosts) if hosts is not None else _named_hosts(config.hosts, config.devices_per_host)
+    named = tuple(hosts) if hosts is not None else named_hosts(config.hosts, config.devices_per_host)
     host_memory = machine_memory_bytes if config.host_memory_gib is None else round(config.host_memory_gib * GIB)
     slots = max(host.slots for host in named)
     shared = host_memory // slots
@@ -88,7 +107,8 @@ def cluster_spec_from_config(
     return spec, []
 
 
-def _named_hosts(count: int, slots: int) -> tuple[Host, ...]:
+def named_hosts(count: int, slots: int) -> tuple[Host, ...]:
+    """``count`` hosts of ``slots`` devices: ``localhost``, or ``host-1``, ``host-2``, ..."""
     if count == 1:
         return (Host(name="localhost", slots=slots),)
     return tuple(Host(name=f"host-{number}", slots=slots) for number in range(1, count + 1))
@@ -99,17 +119,24 @@ MAX_DEVICES_PER_HOST = 1_024
 _LARGEST_GIB = 1e9
 
 
+def count_findings(config: ClusterConfig) -> list[Finding]:
+    """What is wrong with the numbers of hosts and of their devices."""
+    counts = (("hosts", config.hosts, MAX_HOSTS), ("devices_per_host", config.devices_per_host, MAX_DEVICES_PER_HOST))
+    return [
+        error(
+            "cluster-size",
+            f"cluster.{name}",
+            f"{value} is not a number from 1 to {most}",
+            f"set cluster.{name}={min(max(value, 1), most)}",
+        )
+        for name, value, most in counts
+        if not 1 <= value <= most
+    ]
+
+
 def _size_findings(config: ClusterConfig, hosts: Sequence[Host] | None) -> Iterator[Finding]:
     if hosts is None:
-        counts = (("hosts", config.hosts, MAX_HOSTS), ("devices_per_host", config.devices_per_host, MAX_DEVICES_PER_HOST))
-        for name, value, most in counts:
-            if not 1 <= value <= most:
-                yield error(
-                    "cluster-size",
-                    f"cluster.{name}",
-                    f"{value} is not a number from 1 to {most}",
-                    f"set cluster.{name}={min(max(value, 1), most)}",
-                )
+        yield from count_findings(config)
     elif sum(host.slots for host in hosts) < 1 or any(host.slots < 0 for host in hosts):
         listed = ", ".join(f"{host.name} slots={host.slots}" for host in hosts) or "no host"
         yield error(

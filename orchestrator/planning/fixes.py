@@ -31,7 +31,7 @@ from orchestrator.planning.moves import (
 from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.units import format_bytes
 
-MAX_FIXES = 5
+MAX_FIXES = 8
 MOST_CHANGES = 4
 """Changes that are combined at most."""
 
@@ -67,7 +67,7 @@ class _Trials:
     machine_memory_bytes: int
 
     def fix(self, values: Values, meaning: str) -> Fix | None:
-        """The fix that ``values`` are, or ``None`` when the run does not fit, or is not legal, with them."""
+        """The fix that ``values`` are, or ``None`` when the run does not fit with its margin, or is not legal, with them."""
         dp = self._replicas(values)
         batch = None if dp is None else self._batch(values, dp)
         if dp is None or batch is None:
@@ -79,7 +79,7 @@ class _Trials:
         for field, value in complete.items():
             _set(changed, field, value)
         plan = make_plan(changed, hosts=self.hosts, machine_memory_bytes=self.machine_memory_bytes)
-        if not plan.fits:
+        if not plan.fits or plan.fits_narrowly:
             return None
         train = self.layout.train_batch_size
         grown = f", the global batch grows from {train} to {batch[_TRAIN]}" if batch[_TRAIN] != train else ""
@@ -202,7 +202,8 @@ def _fix_of(plan: Plan, values: Values, meaning: str) -> Fix:
     assert memory is not None and plan.layout is not None
     device = max(entry.device_bytes for entry in memory.device)
     host = max(entry.peak_bytes for entry in memory.host)
-    needs = f"{format_bytes(device)} a device, {format_bytes(host)} a host"
+    capacity = memory.device[0].capacity_bytes
+    needs = f"{format_bytes(device)} of {format_bytes(capacity)} a device, {format_bytes(host)} a host"
     return Fix(
         overrides=tuple(f"{field}={_typed(value)}" for field, value in values.items()),
         description=f"{meaning}; {needs}, {plan.layout.world_size} devices",

@@ -53,6 +53,10 @@ _REFUSED = MappingProxyType(
 )
 
 
+MOST_LAYERS = 10_000
+"""Names and stages are made of every layer: a number far beyond all models would only keep the planner busy."""
+
+
 def read_sizes(
     hf_config: Mapping[str, Any], facts: FamilyFacts, claims: Mapping[str, int], file: str | None
 ) -> tuple[Sizes, list[Finding]]:
@@ -70,6 +74,9 @@ def read_sizes(
         elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
             message = f"{_spelt(name, key, file)} is {value!r}, not a whole number above 0"
             findings.append(error("model-size", _field(name, file), message, "give a positive whole number"))
+        elif name == "num_hidden_layers" and value > MOST_LAYERS:
+            message = f"{_spelt(name, key, file)} is {value}, and no model has more than {MOST_LAYERS} layers"
+            findings.append(error("model-size", _field(name, file), message, f"give a number from 1 to {MOST_LAYERS}"))
         else:
             sizes[name] = value
     findings += _head_findings(sizes, facts, file)

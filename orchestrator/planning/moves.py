@@ -126,6 +126,12 @@ def _offload(settings: DeepSpeedSettings) -> Iterator[Move]:
         yield Move(meaning="optimizer states in host RAM", steps=({"offload.optimizer_device": OffloadDevice.cpu},))
     if not settings.offloads_parameters:
         yield Move(meaning="parameters in host RAM", steps=({"offload.param_device": OffloadDevice.cpu},))
+    if settings.offloads_parameters and settings.offloads_optimizer:
+        yield Move(
+            meaning="parameters stay on the device", steps=({"offload.param_device": OffloadDevice.none},), combines=False
+        )
+    if settings.pins_memory and OffloadDevice.cpu in (settings.offload_optimizer_device, settings.offload_param_device):
+        yield Move(meaning="host copies that are not page-locked", steps=({"offload.pin_memory": False},), combines=False)
 
 
 def _layouts(plan: Plan) -> Iterator[Move]:

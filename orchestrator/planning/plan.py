@@ -11,7 +11,7 @@ from orchestrator.deepspeed_config.settings import DeepSpeedSettings, resolve_se
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity, has_error
 from orchestrator.planning.balanced import balanced_partition
-from orchestrator.planning.capacity import CAPACITY_RULES, capacity_findings
+from orchestrator.planning.capacity import CAPACITY_RULES, capacity_findings, is_narrow
 from orchestrator.planning.cluster_spec import ClusterSpec, Host, cluster_spec_from_config
 from orchestrator.planning.frozen import frozen_stage_findings
 from orchestrator.planning.layout import ParallelLayout, layout_from_config
@@ -50,6 +50,11 @@ class Plan:
     def fits(self) -> bool:
         """Whether the run may start."""
         return self.verdict == "feasible"
+
+    @property
+    def fits_narrowly(self) -> bool:
+        """Whether it fits, but with less free than ``planner.memory_margin`` somewhere."""
+        return self.fits and is_narrow(self.findings)
 
     def with_findings(self, findings: Sequence[Finding]) -> Plan:
         """This plan with further findings, for callers that know more rules than the planner."""

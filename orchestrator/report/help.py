@@ -19,6 +19,7 @@ _VERBS = {
     Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
     Command.export: "write a checkpoint of a run as a Hugging Face folder",
     Command.doctor: "what this machine has, and what to install",
+    Command.rules: "list the rules a run is held against, or explain one",
 }
 _EXIT_CODES = {
     0: "done, or feasible",

@@ -13,13 +13,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.findings import Finding, Severity
+from orchestrator.findings import Finding, RuleEntry, Severity
 from orchestrator.launch.machine import PACKAGES, Machine
+from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
+from orchestrator.report.accuracy import estimate_note
 from orchestrator.units import format_bytes, format_count, format_seconds
 
 _STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
+_CAPACITIES = {DEVICE_MEMORY: "device memory", HOST_MEMORY: "host memory", NVME_CAPACITY: "NVMe"}
+_RULES_WIDTH = 80
 _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
@@ -51,6 +55,31 @@ def fixes_report(plan: Plan, fixes: Sequence[Fix]) -> list[RenderableType]:
         return [Text("no change that was tried makes it fit", style="bold")]
     lines: list[RenderableType] = [Text("what would fit, the cheapest in speed first:", style="bold")]
     return lines + [Text(f"    {' '.join(fix.overrides)}    ({fix.description})") for fix in fixes]
+
+
+def rules_report(entries: Sequence[RuleEntry]) -> list[RenderableType]:
+    """All rules by subject, in 80 columns."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=_RULES_WIDTH - max(len(entry.name) for entry in entries) - len("  warning") - 4)
+    subject = ""
+    for entry in entries:
+        if entry.subject != subject:
+            subject = entry.subject
+            table.add_row(Text(subject, style="bold"))
+        table.add_row(f"  {entry.name}", Text(entry.severity.value, style=_STYLES[entry.severity]), entry.description)
+    counts = Counter(entry.severity for entry in entries)
+    listed = ", ".join(f"{counts[severity]} {severity.value}" for severity in Severity)
+    return [table, Text(f"{len(entries)} rules: {listed} at worst\none in full: orchestrator rules NAME")]
+
+
+def rule_page(entry: RuleEntry) -> RenderableType:
+    """One rule in full."""
+    heading = Text.assemble((entry.name, "bold"), "   ", (entry.severity.value, _STYLES[entry.severity]), f"   {entry.subject}")
+    return Text("\n").join(
+        [heading, Text(f"  holds when: {entry.description}"), Text(f"  {entry.reason or entry.description}")]
+    )
 
 
 def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:
@@ -204,9 +233,23 @@ def _rank_range(ranks: Sequence[int]) -> str:
 
 
 def _verdict(plan: Plan) -> Text:
-    style = "bold green" if plan.fits else "bold red"
-    note = " (the sizes are an estimate)" if plan.memory is not None else ""
-    return Text.assemble(("verdict: ", "bold"), (plan.verdict, style), note)
+    style = "bold yellow" if plan.fits_narrowly else "bold green" if plan.fits else "bold red"
+    note = f" ({estimate_note()})" if plan.memory is not None else ""
+    return Text.assemble(("verdict: ", "bold"), (plan.verdict, style), _limits(plan), note)
+
+
+def _limits(plan: Plan) -> str:
+    """What decides the verdict, where it is a capacity."""
+    named = [_CAPACITIES[finding.rule] for finding in plan.findings if finding.rule in _CAPACITIES and _decides(plan, finding)]
+    if not named:
+        return ""
+    return f", but with little room: {' and '.join(named)}" if plan.fits else f": {' and '.join(named)} limits"
+
+
+def _decides(plan: Plan, finding: Finding) -> bool:
+    if plan.verdict == "infeasible":
+        return finding.severity is Severity.error
+    return plan.fits_narrowly and finding.severity is Severity.warning
 
 
 def _plain_table(*columns: str) -> Table:

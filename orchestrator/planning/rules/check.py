@@ -7,6 +7,7 @@ from orchestrator.planning.rules import (
     cluster,
     communication,
     data,
+    environment,
     freeze,
     learning_rate,
     offload,
@@ -16,9 +17,10 @@ from orchestrator.planning.rules import (
     precision,
     ranges,
     recompute,
+    unused,
     zero,
 )
-from orchestrator.planning.rules.registry import RULES, RuleContext
+from orchestrator.planning.rules.registry import RULES, Rule, RuleContext
 
 SUBJECTS = (
     ranges,
@@ -34,17 +36,24 @@ SUBJECTS = (
     data,
     freeze,
     learning_rate,
+    environment,
+    unused,
 )
-"""The files that hold rules; importing them registers what they hold."""
+"""The files that hold rules, in the order of their findings; importing them registers what they hold."""
+
+ALL_RULES: tuple[Rule, ...] = tuple(
+    rule for module in SUBJECTS for rule in RULES.values() if rule.check.__module__ == module.__name__
+)
+"""Every rule, subject by subject."""
 
 
 def check_rules(context: RuleContext) -> list[Finding]:
     """The findings of all rules whose facts are established, in the order of the subjects."""
     findings: list[Finding] = []
-    for rule in RULES.values():
+    for rule in ALL_RULES:
         if all(context.has(fact) for fact in rule.needs):
             found = list(rule.check(context))
-            assert all(finding.rule == rule.name for finding in found), rule.name
+            assert all(finding.rule == rule.name and finding.severity.is_at_most(rule.severity) for finding in found), rule
             findings += found
     return findings
 

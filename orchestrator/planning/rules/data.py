@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import DataSource
-from orchestrator.findings import Finding, error, info
+from orchestrator.findings import Finding, Severity, error, info
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 
-@rule("sequence-length", "a sequence is no longer than the model's positions", Fact.model)
+@rule("sequence-length", "a sequence is no longer than the model's positions", Severity.error, Fact.model)
 def sequence_length(context: RuleContext) -> Iterator[Finding]:
     """Learned positions end there; rotary ones were never trained beyond."""
     length, positions = context.config.data.sequence_length, context.model.max_position_embeddings
@@ -22,7 +22,7 @@ def sequence_length(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("tokenizer-vocabulary", "the tokenizer's entries have rows in the embedding", Fact.model)
+@rule("tokenizer-vocabulary", "the tokenizer's entries have rows in the embedding", Severity.error, Fact.model)
 def tokenizer_vocabulary(context: RuleContext) -> Iterator[Finding]:
     """Of a tokenizer that is trained here; one that exists is read by the worker."""
     data, rows = context.config.data, context.model.vocab_size
@@ -36,7 +36,7 @@ def tokenizer_vocabulary(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("synthetic-tokens", "random tokens make more than one sequence")
+@rule("synthetic-tokens", "random tokens make more than one sequence", Severity.error)
 def synthetic_tokens(context: RuleContext) -> Iterator[Finding]:
     """One to hold out and one to train on; real text is counted by the worker."""
     data = context.config.data
@@ -50,7 +50,7 @@ def synthetic_tokens(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("data-path", "text needs a path")
+@rule("data-path", "text needs a path", Severity.error)
 def data_path(context: RuleContext) -> Iterator[Finding]:
     """Only the files of this Python and random tokens have none."""
     data = context.config.data
@@ -67,7 +67,7 @@ def data_path(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("ignored-labels", "only synthetic data ignores labels at random")
+@rule("ignored-labels", "only synthetic data ignores labels at random", Severity.info)
 def ignored_labels(context: RuleContext) -> Iterator[Finding]:
     """A fraction for real text has no effect."""
     data = context.config.data

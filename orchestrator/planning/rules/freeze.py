@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from orchestrator.findings import Finding, error
+from orchestrator.findings import Finding, Severity, error
 from orchestrator.planning.parameter_names import frozen_parameters, named_parameters
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 _FIELD = "training.freeze"
 
 
-@rule("freeze-pattern", "every pattern of training.freeze is a regular expression", concerns_memory=True)
+@rule("freeze-pattern", "every pattern of training.freeze is a regular expression", Severity.error, concerns_memory=True)
 def freeze_pattern(context: RuleContext) -> Iterator[Finding]:
     """The syntax is Python's."""
     for pattern in context.config.training.freeze:
@@ -27,11 +27,12 @@ def freeze_pattern(context: RuleContext) -> Iterator[Finding]:
             )
 
 
-@rule("freeze-match", "every pattern of training.freeze finds a parameter", Fact.model)
+@rule("freeze-match", "every pattern of training.freeze finds a parameter", Severity.error, Fact.model)
 def freeze_match(context: RuleContext) -> Iterator[Finding]:
     """A typing error would train what was meant to stay."""
-    names = [parameter.name for parameter in named_parameters(context.model)]
-    for pattern in _sound(context):
+    patterns = _sound(context)
+    names = [parameter.name for parameter in named_parameters(context.model)] if patterns else []
+    for pattern in patterns:
         if not frozen_parameters(context.model, [pattern]):
             if "\\\\" in pattern:
                 fix = "write one backslash, in single quotes: \"training.freeze=['layers\\.0\\.']\""
@@ -46,11 +47,11 @@ def freeze_match(context: RuleContext) -> Iterator[Finding]:
             )
 
 
-@rule("freeze-all", "something is trained", Fact.model, concerns_memory=True)
+@rule("freeze-all", "something is trained", Severity.error, Fact.model, concerns_memory=True)
 def freeze_all(context: RuleContext) -> Iterator[Finding]:
     """An optimizer needs a parameter."""
     patterns = _sound(context)
-    names = {parameter.name for parameter in named_parameters(context.model)}
+    names = {parameter.name for parameter in named_parameters(context.model)} if patterns else set()
     if patterns and frozen_parameters(context.model, patterns) == names:
         yield error("freeze-all", _FIELD, f"{patterns} leave nothing to train", f"set {_FIELD}=[]")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import LrSchedule
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.rules.registry import RuleContext, rule
 
 
-@rule("warmup-steps", "the warmup ends before the run")
+@rule("warmup-steps", "the warmup ends before the run", Severity.warning)
 def warmup_steps(context: RuleContext) -> Iterator[Finding]:
     """Otherwise the learning rate never leaves the warmup."""
     warmup, steps = context.config.lr_scheduler.warmup_steps, context.config.training.max_steps
@@ -22,7 +22,7 @@ def warmup_steps(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("decay-steps", "the decay of wsd starts after the warmup")
+@rule("decay-steps", "the decay of wsd starts after the warmup", Severity.error)
 def decay_steps(context: RuleContext) -> Iterator[Finding]:
     """A decay that reaches into the warmup would be cut short."""
     schedule, steps = context.config.lr_scheduler, context.config.training.max_steps
@@ -44,7 +44,7 @@ def decay_steps(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("minimum-rate", "the learning rate ends below its peak")
+@rule("minimum-rate", "the learning rate ends below its peak", Severity.error)
 def minimum_rate(context: RuleContext) -> Iterator[Finding]:
     """Cosine and wsd fall to min_lr."""
     schedule, peak = context.config.lr_scheduler, context.config.optimizer.lr

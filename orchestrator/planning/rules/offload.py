@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import OffloadDevice
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
+from orchestrator.planning.memory.nvme import parameters_on_disk
 from orchestrator.planning.memory.shape import largest_parameter
 from orchestrator.planning.memory.states import device_optimizer_elements, num_sub_groups
 from orchestrator.planning.parameters import ceil_divide
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
+from orchestrator.units import DTYPE_BYTES, format_bytes
 
 
-@rule("offload-optimizer-stage", "optimizer offload needs ZeRO stage 1", concerns_memory=True)
+@rule("offload-optimizer-stage", "optimizer offload needs ZeRO stage 1", Severity.error, concerns_memory=True)
 def optimizer_stage(context: RuleContext) -> Iterator[Finding]:
     """At stage 0 the states would stay on the device."""
     device = context.config.offload.optimizer_device
@@ -25,7 +27,7 @@ def optimizer_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("offload-param-stage", "parameter offload needs ZeRO stage 3", concerns_memory=True)
+@rule("offload-param-stage", "parameter offload needs ZeRO stage 3", Severity.error, concerns_memory=True)
 def param_stage(context: RuleContext) -> Iterator[Finding]:
     """Below stage 3 the parameters would stay on the device."""
     device, stage = context.config.offload.param_device, context.config.zero.stage
@@ -38,7 +40,7 @@ def param_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("nvme-stage", "NVMe needs ZeRO stage 3", concerns_memory=True)
+@rule("nvme-stage", "NVMe needs ZeRO stage 3", Severity.error, concerns_memory=True)
 def nvme_stage(context: RuleContext) -> Iterator[Finding]:
     """At stages 1 and 2 DeepSpeed would keep the optimizer states in host RAM."""
     stage = context.config.zero.stage
@@ -51,7 +53,9 @@ def nvme_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("offload-ratio", "a partial offload is one of the optimizer, to RAM, at ZeRO stage 3", concerns_memory=True)
+@rule(
+    "offload-ratio", "a partial offload is one of the optimizer, to RAM, at ZeRO stage 3", Severity.error, concerns_memory=True
+)
 def optimizer_ratio(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed refuses it below stage 3, and NVMe takes whole sub-groups only."""
     offload, stage = context.config.offload, context.config.zero.stage
@@ -65,7 +69,7 @@ def optimizer_ratio(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("offload-ratio-groups", "a partial offload leaves a sub-group on the device", Fact.model, Fact.layout)
+@rule("offload-ratio-groups", "a partial offload leaves a sub-group on the device", Severity.warning, Fact.model, Fact.layout)
 def optimizer_ratio_groups(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed rounds (1 - ratio) of the sub-groups down, and one sub-group is ``zero.sub_group_size`` elements."""
     settings, layout = context.settings, context.layout
@@ -84,7 +88,7 @@ def optimizer_ratio_groups(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("nvme-path", "NVMe needs a folder on a local disk")
+@rule("nvme-path", "NVMe needs a folder on a local disk", Severity.error)
 def nvme_path(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed notices a missing path only when it writes, and the path must be the same on every host."""
     offload = context.config.offload
@@ -103,7 +107,7 @@ def nvme_path(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("nvme-prefetch", "parameters on NVMe are not fetched ahead")
+@rule("nvme-prefetch", "parameters on NVMe are not fetched ahead", Severity.error)
 def nvme_prefetch(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed 0.19 fetches a parameter twice then, and dies in the second step on a swap buffer that is already assigned."""
     ahead = context.config.zero.stage3_prefetch_bucket_size
@@ -116,7 +120,7 @@ def nvme_prefetch(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("nvme-param-buffer", "the largest parameter partition fits in a swap buffer", Fact.model, Fact.layout)
+@rule("nvme-param-buffer", "the largest parameter partition fits in a swap buffer", Severity.error, Fact.model, Fact.layout)
 def nvme_param_buffer(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed refuses a larger one when it starts; it is the token embedding in most models."""
     offload = context.config.offload
@@ -130,5 +134,22 @@ def nvme_param_buffer(context: RuleContext) -> Iterator[Finding]:
             "nvme-param-buffer",
             "offload.param_buffer_size",
             f"the largest parameter partition has {partition} elements, a buffer {offload.param_buffer_size}",
-            f"set offload.param_buffer_size={partition}",
+            f"set offload.param_buffer_size={partition}: {offload.param_buffer_count} buffers take "
+            f"{format_bytes(offload.param_buffer_count * partition * DTYPE_BYTES[context.settings.dtype])} of RAM a rank",
+        )
+
+
+@rule("nvme-params-stay", "parameters that are offloaded to NVMe get there", Severity.warning, Fact.model, Fact.layout)
+def nvme_params_stay(context: RuleContext) -> Iterator[Finding]:
+    """DeepSpeed keeps the first ``max_in_cpu`` elements of a rank in host RAM, unsaid."""
+    settings, layout = context.settings, context.layout
+    if settings.offload_param_device is not OffloadDevice.nvme or settings.zero_stage != 3:
+        return
+    shard = ceil_divide(context.model.num_parameters, layout.tensor_parallel_size * layout.data_parallel_size)
+    if parameters_on_disk(settings, shard=shard) == 0:
+        yield warning(
+            "nvme-params-stay",
+            "offload.param_max_in_cpu",
+            f"{settings.param_max_in_cpu} elements stay in host RAM, and a rank has {shard}: no parameter goes to the disk",
+            "set offload.param_max_in_cpu=0, or offload.param_device=cpu",
         )

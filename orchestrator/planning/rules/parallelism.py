@@ -8,19 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 _SIZE = "parallelism.tensor_parallel_size"
 
 
-@rule("tensor-attention-heads", "query heads divide over the tensor-parallel ranks", concerns_memory=True)
+@rule("tensor-attention-heads", "query heads divide over the tensor-parallel ranks", Severity.error, concerns_memory=True)
 def attention_heads(context: RuleContext) -> Iterator[Finding]:
     """Megatron gives each rank whole query heads."""
     yield from _divides(context, "tensor-attention-heads", "num_attention_heads", "query heads")
 
 
-@rule("tensor-key-value-heads", "key heads divide over the ranks, or each is copied to several", concerns_memory=True)
+@rule(
+    "tensor-key-value-heads",
+    "key heads divide over the ranks, or each is copied to several",
+    Severity.error,
+    concerns_memory=True,
+)
 def key_value_heads(context: RuleContext) -> Iterator[Finding]:
     """Ranks that outnumber the key and value heads share them, each a copy."""
     heads, tp = _size(context, "num_key_value_heads"), _tensor_parallel_size(context)
@@ -35,13 +40,13 @@ def key_value_heads(context: RuleContext) -> Iterator[Finding]:
         yield from _divides(context, "tensor-key-value-heads", "num_key_value_heads", "key and value heads")
 
 
-@rule("tensor-intermediate-size", "intermediate_size divides over the ranks", concerns_memory=True)
+@rule("tensor-intermediate-size", "intermediate_size divides over the ranks", Severity.error, concerns_memory=True)
 def intermediate_size(context: RuleContext) -> Iterator[Finding]:
     """The MLP's first matrix is cut along it."""
     yield from _divides(context, "tensor-intermediate-size", "intermediate_size", "columns of the MLP")
 
 
-@rule("tensor-vocabulary", "the vocabulary divides over the ranks, or is padded")
+@rule("tensor-vocabulary", "the vocabulary divides over the ranks, or is padded", Severity.info)
 def vocabulary(context: RuleContext) -> Iterator[Finding]:
     """Padding is harmless: the rows that fill it up are never looked at."""
     rows, tp = _size(context, "vocab_size"), _tensor_parallel_size(context)
@@ -55,7 +60,7 @@ def vocabulary(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("sequence-parallel", "sequence parallelism has tensor-parallel ranks to shard over", concerns_memory=True)
+@rule("sequence-parallel", "sequence parallelism has tensor-parallel ranks to shard over", Severity.error, concerns_memory=True)
 def sequence_parallel(context: RuleContext) -> Iterator[Finding]:
     """Each of them holds an equal share of every sequence between the regions that are split."""
     tp, length = _tensor_parallel_size(context), context.config.data.sequence_length
@@ -79,7 +84,7 @@ def sequence_parallel(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("tensor-hosts", "a tensor-parallel group stays inside one host", Fact.cluster, Fact.layout)
+@rule("tensor-hosts", "a tensor-parallel group stays inside one host", Severity.warning, Fact.cluster, Fact.layout)
 def tensor_hosts(context: RuleContext) -> Iterator[Finding]:
     """Its ranks exchange activations twice in every layer, which only the links inside a host are made for."""
     tp = context.layout.tensor_parallel_size
@@ -103,8 +108,18 @@ def _divides(context: RuleContext, name: str, field: str, things: str) -> Iterat
         name,
         f"model.{field}",
         f"{size} {things} do not divide over tensor_parallel_size={tp}",
-        f"set {_SIZE}={gcd(size, tp)}, which divides {size}",
+        f"set {_SIZE}={gcd(size, tp)}; {_legal_sizes(context, size)}",
     )
+
+
+def _legal_sizes(context: RuleContext, size: int) -> str:
+    """The sizes that divide ``size``, and those of them that stay inside a host."""
+    legal = [number for number in range(1, min(size, 1024) + 1) if size % number == 0]
+    listed = f"legal are {', '.join(map(str, legal[:12]))}{', ...' if len(legal) > 12 else ''}"
+    if context.established_cluster is None:
+        return listed
+    inside = [number for number in legal if all(host.slots % number == 0 for host in context.established_cluster.hosts)]
+    return f"{listed}; inside a host {', '.join(map(str, inside))}"
 
 
 def _size(context: RuleContext, field: str) -> int | None:

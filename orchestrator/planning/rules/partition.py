@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import pairwise
 
-from orchestrator.findings import Finding, error
+from orchestrator.findings import Finding, Severity, error
 from orchestrator.planning.partition import (
     EXPLICIT,
     METHODS,
@@ -21,7 +21,7 @@ from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 _METHOD, _BOUNDARIES = "parallelism.partition_method", "parallelism.partition_boundaries"
 
 
-@rule("partition-method", "the partition method is known", concerns_memory=True)
+@rule("partition-method", "the partition method is known", Severity.error, concerns_memory=True)
 def partition_method(context: RuleContext) -> Iterator[Finding]:
     """A word of the list, or a regular expression of layer classes."""
     method = context.config.parallelism.partition_method
@@ -50,7 +50,9 @@ def partition_method(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("partition-type", "type:REGEX finds a layer for every stage", Fact.model, Fact.layout, concerns_memory=True)
+@rule(
+    "partition-type", "type:REGEX finds a layer for every stage", Severity.error, Fact.model, Fact.layout, concerns_memory=True
+)
 def partition_type(context: RuleContext) -> Iterator[Finding]:
     """Stages begin with a layer that it finds."""
     parallelism, pp = context.config.parallelism, context.layout.pipeline_parallel_size
@@ -71,7 +73,7 @@ def partition_type(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("partition-explicit", "boundaries go with the explicit method", concerns_memory=True)
+@rule("partition-explicit", "boundaries go with the explicit method", Severity.error, concerns_memory=True)
 def partition_explicit(context: RuleContext) -> Iterator[Finding]:
     """One without the other would be ignored, or means nothing."""
     parallelism = context.config.parallelism
@@ -93,7 +95,12 @@ def partition_explicit(context: RuleContext) -> Iterator[Finding]:
 
 
 @rule(
-    "partition-boundaries", "explicit boundaries cut the model into the stages", Fact.model, Fact.layout, concerns_memory=True
+    "partition-boundaries",
+    "explicit boundaries cut the model into the stages",
+    Severity.error,
+    Fact.model,
+    Fact.layout,
+    concerns_memory=True,
 )
 def partition_boundaries(context: RuleContext) -> Iterator[Finding]:
     """They start at 0, rise, end at the number of layers, and there is one more than stages."""

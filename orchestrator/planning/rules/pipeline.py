@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from orchestrator.config.enums import PipelineSchedule
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.partition import BALANCED, PARAMETERS, UNIFORM, stages_per_rank
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
@@ -15,7 +15,14 @@ WANTED_MICRO_BATCHES = 4
 """Micro-batches for each stage from which the bubble stays under a fifth of a step."""
 
 
-@rule("pipeline-layers", "every pipeline stage holds at least one layer", Fact.model, Fact.layout, concerns_memory=True)
+@rule(
+    "pipeline-layers",
+    "every pipeline stage holds at least one layer",
+    Severity.error,
+    Fact.model,
+    Fact.layout,
+    concerns_memory=True,
+)
 def pipeline_layers(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed gives the stages that are too many nothing, and fails later on an empty parameter list.
 
@@ -37,7 +44,7 @@ def pipeline_layers(context: RuleContext) -> Iterator[Finding]:
         yield error("pipeline-layers", _STAGES, f"{stages} stages for {layers} layers", f"set {_STAGES}={layers} or fewer")
 
 
-@rule("pipeline-balance", "the layers divide over the stages", Fact.model, Fact.layout)
+@rule("pipeline-balance", "the layers divide over the stages", Severity.warning, Fact.model, Fact.layout)
 def pipeline_balance(context: RuleContext) -> Iterator[Finding]:
     """A stage with a layer more sets the pace of all."""
     parallelism = context.config.parallelism
@@ -56,7 +63,13 @@ def pipeline_balance(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-boundary", "activations between stages are cut over the tensor-parallel ranks", Fact.model, Fact.layout)
+@rule(
+    "pipeline-boundary",
+    "activations between stages are cut over the tensor-parallel ranks",
+    Severity.error,
+    Fact.model,
+    Fact.layout,
+)
 def pipeline_boundary(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed sends each rank's equal share of micro-batch x sequence x hidden elements."""
     layout, parallelism = context.layout, context.config.parallelism
@@ -78,7 +91,7 @@ def pipeline_boundary(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("dual-pipe-v", "DualPipeV has stages and micro-batches enough")
+@rule("dual-pipe-v", "DualPipeV has stages and micro-batches enough", Severity.error)
 def dual_pipe_v(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed's engine asserts twice as many micro-batches as coordinates."""
     if context.config.parallelism.schedule is not PipelineSchedule.dual_pipe_v:
@@ -101,7 +114,7 @@ def dual_pipe_v(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-zero-stage", "a pipeline goes with ZeRO stage 0 or 1", concerns_memory=True)
+@rule("pipeline-zero-stage", "a pipeline goes with ZeRO stage 0 or 1", Severity.error, concerns_memory=True)
 def pipeline_zero_stage(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed refuses the others after it has built the model."""
     stages, stage = context.config.parallelism.pipeline_parallel_size, context.config.zero.stage
@@ -114,7 +127,7 @@ def pipeline_zero_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-bubble", "a step has several micro-batches for each stage", Fact.layout)
+@rule("pipeline-bubble", "a step has several micro-batches for each stage", Severity.warning, Fact.layout)
 def pipeline_bubble(context: RuleContext) -> Iterator[Finding]:
     """With m micro-batches over p stages, (p - 1) / (m + p - 1) of a step is idle (Huang et al., 2019).
 
@@ -134,7 +147,7 @@ def pipeline_bubble(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-overlap", "a pipeline does not overlap reduction with the backward pass")
+@rule("pipeline-overlap", "a pipeline does not overlap reduction with the backward pass", Severity.warning)
 def pipeline_overlap(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed switches it off."""
     if context.config.parallelism.pipeline_parallel_size > 1 and context.config.zero.overlap_comm:
@@ -146,7 +159,7 @@ def pipeline_overlap(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-options", "options of a pipeline without a pipeline")
+@rule("pipeline-options", "options of a pipeline without a pipeline", Severity.info)
 def pipeline_options(context: RuleContext) -> Iterator[Finding]:
     """They have no effect with one stage; DualPipeV is refused by its own rule."""
     parallelism = context.config.parallelism

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import Accelerator, AttentionImplementation, Precision
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 HIGHEST_SCALE_POWER = 20
 """A higher initial loss scale only costs skipped steps: each halves it once."""
 
 
-@rule("device-precision", "the device computes in the format", Fact.cluster)
+@rule("device-precision", "the device computes in the format", Severity.error, Fact.cluster)
 def device_precision(context: RuleContext) -> Iterator[Finding]:
     """Emulation is slow where it exists; DeepSpeed refuses fp16 on a CPU."""
     dtype, known = context.config.precision.dtype, context.cluster.precisions
@@ -27,7 +27,7 @@ def device_precision(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("attention-kernel", "the attention kernel runs on the device and in the format", Fact.cluster)
+@rule("attention-kernel", "the attention kernel runs on the device and in the format", Severity.error, Fact.cluster)
 def attention_kernel(context: RuleContext) -> Iterator[Finding]:
     """FlashAttention 2 is written for CUDA and for 16-bit numbers; elsewhere it fails in the first forward pass."""
     kernel, dtype = context.config.model.attention_implementation, context.config.precision.dtype
@@ -42,7 +42,7 @@ def attention_kernel(context: RuleContext) -> Iterator[Finding]:
         yield error("attention-kernel", field, message, f"{fix}, or precision.dtype=bf16")
 
 
-@rule("stage0-accumulation", "ZeRO stage 0 accumulates gradients in the model's format", concerns_memory=True)
+@rule("stage0-accumulation", "ZeRO stage 0 accumulates gradients in the model's format", Severity.error, concerns_memory=True)
 def stage0_accumulation(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed has no optimizer for the mix."""
     precision = context.config.precision
@@ -56,7 +56,7 @@ def stage0_accumulation(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("fp16-stage", "fp16 trains from ZeRO stage 1 up")
+@rule("fp16-stage", "fp16 trains from ZeRO stage 1 up", Severity.error)
 def fp16_stage(context: RuleContext) -> Iterator[Finding]:
     """DeepSpeed 0.19 does not scale the loss at stage 0, and divides the gradients by the scale all the same."""
     if context.config.precision.dtype is Precision.fp16 and context.config.zero.stage == 0:
@@ -68,7 +68,7 @@ def fp16_stage(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("accumulation-precision", "gradients are accumulated in a format as good as the model's")
+@rule("accumulation-precision", "gradients are accumulated in a format as good as the model's", Severity.warning)
 def accumulation_precision(context: RuleContext) -> Iterator[Finding]:
     """A format with less range or fewer digits loses what the backward pass computed."""
     precision = context.config.precision
@@ -82,7 +82,7 @@ def accumulation_precision(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("pipeline-bf16-accumulation", "bf16 in a pipeline accumulates in fp32")
+@rule("pipeline-bf16-accumulation", "bf16 in a pipeline accumulates in fp32", Severity.warning)
 def pipeline_bf16_accumulation(context: RuleContext) -> Iterator[Finding]:
     """A pipeline sums many micro-batches, and at ZeRO stage 0 in bf16's eight bits."""
     config = context.config
@@ -95,7 +95,7 @@ def pipeline_bf16_accumulation(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("initial-loss-scale", "dynamic loss scaling does not start too high")
+@rule("initial-loss-scale", "dynamic loss scaling does not start too high", Severity.warning)
 def initial_loss_scale(context: RuleContext) -> Iterator[Finding]:
     """Every halving on the way down is a skipped step."""
     precision = context.config.precision
@@ -110,7 +110,7 @@ def initial_loss_scale(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("loss-scale-format", "only fp16 scales the loss")
+@rule("loss-scale-format", "only fp16 scales the loss", Severity.info)
 def loss_scale_format(context: RuleContext) -> Iterator[Finding]:
     """bf16 and fp32 have the range of fp32."""
     precision = context.config.precision
@@ -120,4 +120,49 @@ def loss_scale_format(context: RuleContext) -> Iterator[Finding]:
             "precision.loss_scale",
             f"{precision.loss_scale} has no effect: {precision.dtype.value} needs no loss scale",
             "set precision.loss_scale=0",
+        )
+
+
+@rule("loss-scale-floor", "dynamic loss scaling starts above its floor", Severity.error)
+def loss_scale_floor(context: RuleContext) -> Iterator[Finding]:
+    """Below it DeepSpeed raises the scale on an overflow instead of halving it, and ends the run on the next."""
+    precision = context.config.precision
+    start = 2.0**precision.initial_scale_power if 0 <= precision.initial_scale_power <= 64 else 1.0
+    if precision.dtype is Precision.fp16 and precision.loss_scale == 0 and precision.min_loss_scale > start:
+        yield error(
+            "loss-scale-floor",
+            "precision.min_loss_scale",
+            f"{precision.min_loss_scale} is above the scale that training starts with, 2^{precision.initial_scale_power}",
+            "set precision.min_loss_scale=1",
+        )
+
+
+@rule("bf16-accumulation", "bf16 gradients of several micro-batches are summed in fp32", Severity.warning, Fact.layout)
+def bf16_accumulation(context: RuleContext) -> Iterator[Finding]:
+    """bf16 has eight significant bits: a sum loses what is 256 times smaller. At stage 0 DeepSpeed offers nothing else."""
+    precision, steps = context.config.precision, context.layout.gradient_accumulation_steps
+    asked = precision.grad_accum_dtype is Precision.bf16 and precision.dtype is Precision.bf16
+    if asked and steps > 1 and context.config.zero.stage > 0:
+        yield warning(
+            "bf16-accumulation",
+            "precision.grad_accum_dtype",
+            f"the gradients of {steps} micro-batches are summed in bf16, which loses small ones",
+            "set precision.grad_accum_dtype=fp32",
+        )
+
+
+@rule("fp16-range", "weights that were trained in bf16 are not trained on in fp16", Severity.warning, Fact.model, Fact.cluster)
+def fp16_range(context: RuleContext) -> Iterator[Finding]:
+    """Activations that bf16 holds overflow in fp16: the loss scale falls to its floor and the run ends."""
+    if context.config.precision.dtype is not Precision.fp16 or not context.config.model.pretrained:
+        return
+    entries = context.model.hf_config
+    trained = str(entries.get("dtype") or entries.get("torch_dtype") or "")
+    if trained.removeprefix("torch.") in ("bfloat16", "bf16"):
+        best = "bf16" if Precision.bf16 in context.cluster.precisions else "fp32"
+        yield warning(
+            "fp16-range",
+            "precision.dtype",
+            f"the weights in {context.config.model.pretrained} were trained in bf16, whose range is wider than fp16's",
+            f"set precision.dtype={best}",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from orchestrator.findings import Finding, error
+from orchestrator.findings import Finding, Severity, error
 from orchestrator.planning.rules.registry import RuleContext, rule
 
 _HUGE = 10**15
@@ -102,7 +102,7 @@ RANGES: dict[str, Range] = {
 where they are used, those of the model where it is made."""
 
 
-@rule("value-range", "every number lies in the range in which it means something", concerns_memory=True)
+@rule("value-range", "every number lies in the range in which it means something", Severity.error, concerns_memory=True)
 def value_range(context: RuleContext) -> Iterator[Finding]:
     """Hold every option of the table against its range."""
     for field, legal in RANGES.items():
@@ -111,7 +111,7 @@ def value_range(context: RuleContext) -> Iterator[Finding]:
             yield error("value-range", field, f"{value} is not {legal}", f"set {field}={_nearest(value, legal)}")
 
 
-@rule("optimizer-betas", "Adam has two decay rates, each at least 0 and below 1")
+@rule("optimizer-betas", "Adam has two decay rates, each at least 0 and below 1", Severity.error)
 def optimizer_betas(context: RuleContext) -> Iterator[Finding]:
     """The betas of Adam."""
     betas = context.config.optimizer.betas

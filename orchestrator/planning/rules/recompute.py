@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.config.enums import RecomputePolicy
-from orchestrator.findings import Finding, error, info, warning
+from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
 
 _GROUP = "activation_checkpointing"
@@ -14,7 +14,7 @@ USUAL_INTERVAL = 2
 """The default of ``interval``: with another policy it says nothing."""
 
 
-@rule("recompute-interval", "the interval goes with every_k_layers, and pays", Fact.model, Fact.layout)
+@rule("recompute-interval", "the interval goes with every_k_layers, and pays", Severity.warning, Fact.model, Fact.layout)
 def recompute_interval(context: RuleContext) -> Iterator[Finding]:
     """Of L layers L/k inputs are kept and k layers are alive while they are recomputed (Chen et al., 2016)."""
     checkpointing = context.config.activation_checkpointing
@@ -39,7 +39,7 @@ def recompute_interval(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("recompute-partition", "partitioned activations are inputs that are kept, whole on several ranks")
+@rule("recompute-partition", "partitioned activations are inputs that are kept, whole on several ranks", Severity.error)
 def recompute_partition(context: RuleContext) -> Iterator[Finding]:
     """Each tensor-parallel rank keeps a share of what all of them have."""
     checkpointing, parallelism = context.config.activation_checkpointing, context.config.parallelism
@@ -70,7 +70,7 @@ def recompute_partition(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-@rule("recompute-host", "only inputs that recomputation starts from go to host memory")
+@rule("recompute-host", "only inputs that recomputation starts from go to host memory", Severity.error)
 def recompute_host(context: RuleContext) -> Iterator[Finding]:
     """Without recomputation of whole layers there are none."""
     checkpointing = context.config.activation_checkpointing

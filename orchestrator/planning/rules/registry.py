@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
-from orchestrator.findings import Finding
+from orchestrator.findings import Finding, Severity
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.model_spec import ModelSpec
@@ -64,6 +64,10 @@ class Rule:
 
     name: str
     description: str
+    severity: Severity
+    """The worst that its findings can be."""
+    subject: str
+    """The file it stands in."""
     needs: frozenset[Fact]
     concerns_memory: bool
     """Whether the memory estimate would mean nothing while this rule is broken."""
@@ -74,13 +78,21 @@ RULES: dict[str, Rule] = {}
 """All rules by name, in the order their files are read."""
 
 
-def rule(name: str, description: str, *needs: Fact, concerns_memory: bool = False) -> Callable[[Check], Check]:
-    """Register a function as the rule ``name``. Its findings must carry that name."""
+def rule(
+    name: str, description: str, severity: Severity, *needs: Fact, concerns_memory: bool = False
+) -> Callable[[Check], Check]:
+    """Register a function as the rule ``name``. Its findings must carry that name, and none may be worse than ``severity``."""
 
     def register(check: Check) -> Check:
         assert name not in RULES, f"two rules are called {name}"
         RULES[name] = Rule(
-            name=name, description=description, needs=frozenset(needs), concerns_memory=concerns_memory, check=check
+            name=name,
+            description=description,
+            severity=severity,
+            subject=check.__module__.rpartition(".")[2],
+            needs=frozenset(needs),
+            concerns_memory=concerns_memory,
+            check=check,
         )
         return check
 

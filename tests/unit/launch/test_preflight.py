@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.config.load import load_config
 from orchestrator.findings import Severity
+from orchestrator.launch import preflight
 from orchestrator.launch.machine import OPS, PACKAGES, TOOLS, Device, Machine
-from orchestrator.launch.preflight import machine_findings, run_findings
+from orchestrator.launch.preflight import file_system, machine_findings, run_findings
 from orchestrator.units import GIB
 
 VERSIONS = {
@@ -87,3 +88,26 @@ def test_what_stands_in_the_way_of_a_run_is_named(
 ) -> None:
     found = run_findings(load_config(list(overrides)), run_dir=tmp_path / "run", num_parameters=num_parameters)
     assert [finding.field for finding in found] == [field]
+
+
+@pytest.mark.parametrize(("version", "complaints"), [("0.19.6", ["parallelism.schedule"]), ("0.19.8", [])])
+def test_a_deepspeed_that_is_too_old_for_the_schedule_is_named(version: str, complaints: list[str]) -> None:
+    machine = replace(READY, packages={**READY.packages, "deepspeed": version})
+    found = machine_findings(machine, load_config(["parallelism=dual_pipe_v_4"]))
+    assert [finding.field for finding in found if finding.rule == "deepspeed-version"] == complaints
+
+
+@pytest.mark.parametrize(("kind", "told"), [("tmpfs", ["RAM"]), ("nfs4", ["network"]), ("ext4", [])])
+def test_a_swap_folder_that_is_on_no_local_disk_is_named(
+    kind: str, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "file_system", lambda _folder: kind)
+    config = load_config(["zero=stage3", "offload=optimizer_nvme", f"offload.nvme_path={tmp_path}"])
+    found = run_findings(config, run_dir=tmp_path / "run", num_parameters=1)
+    messages = [finding.message for finding in found if finding.rule == "nvme-file-system"]
+    assert len(messages) == len(told)
+    assert all(word in message for word, message in zip(told, messages, strict=True))
+
+
+def test_the_file_system_of_a_folder_that_is_not_there_yet_is_its_parents() -> None:
+    assert file_system(Path("/proc/nothing/here")) == "proc"

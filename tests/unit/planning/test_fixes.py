@@ -84,7 +84,7 @@ def test_every_fix_really_fits_and_says_what_it_needs(name):
     assert fixes
     for fix in fixes:
         plan = plan_of(overridden(config, fix.overrides))
-        assert plan.fits, (fix.overrides, plan.findings)
+        assert plan.fits and not plan.fits_narrowly, (fix.overrides, plan.findings)
         assert fix.device_bytes == max(entry.device_bytes for entry in plan.memory.device)
         assert fix.host_bytes == max(entry.peak_bytes for entry in plan.memory.host)
         assert fix.to_dict()["overrides"] == list(fix.overrides)
@@ -103,7 +103,7 @@ def test_the_global_batch_stays_or_the_description_says_so(name):
 def test_llama_2_70b_on_one_device():
     config = llama_2_70b()
     (finding,) = [finding for finding in plan_of(config).findings if finding.rule == "device-memory"]
-    assert "TiB more than the 75.18 GiB" in finding.message
+    assert "TiB more than the 79.14 GiB" in finding.message
     fixes = fixes_of(config)
     assert all("zero.stage=3" in fix.overrides for fix in fixes)
     hosts = [int(override.split("=")[1]) for fix in fixes for override in fix.overrides if "cluster.hosts" in override]
@@ -196,3 +196,26 @@ def test_eager_attention_is_suggested_to_be_computed_again_by_itself():
     ]
     between = run_config(**base, cluster=gpu_cluster(device_memory_gib=sum(needs) / 2), planner__memory_margin=0.0)
     assert fixes_of(between)[0].overrides == ("activation_checkpointing.policy=selective",)
+
+
+def test_a_full_host_is_helped_by_memory_that_is_not_page_locked_and_by_parameters_on_the_device():
+    everything = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu, "offload__param_device": OffloadDevice.cpu}
+    needs = [
+        plan_of(run_config(**(everything | change))).memory.host[0].peak_bytes / GIB
+        for change in ({}, {"offload__pin_memory": False}, {"offload__param_device": OffloadDevice.none})
+    ]
+    tight = run_config(**everything, cluster=gpu_cluster(host_memory_gib=(needs[0] + max(needs[1:])) / 2, devices_per_host=8))
+    overrides = [fix.overrides for fix in fixes_of(changed(tight, planner__memory_margin=0.0))]
+    assert ("offload.pin_memory=false",) in overrides
+    assert ("offload.param_device=none",) in overrides
+
+
+def test_a_change_that_would_fit_only_narrowly_is_not_offered():
+    base = {"training__train_micro_batch_size_per_gpu": 32, "zero__stage": 2}
+    recomputed = (
+        plan_of(run_config(**base, activation_checkpointing__policy=RecomputePolicy.full)).memory.device[0].device_bytes
+    )
+    barely = run_config(**base, cluster=gpu_cluster(device_memory_gib=recomputed / GIB * 1.01))
+    assert ("activation_checkpointing.policy=full",) not in [fix.overrides for fix in fixes_of(barely)]
+    roomy = changed(barely, planner__memory_margin=0.0)
+    assert ("activation_checkpointing.policy=full",) in [fix.overrides for fix in fixes_of(roomy)]

@@ -93,10 +93,10 @@ class TestCapacity:
         assert finding.field == "cluster.device_memory_gib"
         for piece in (
             "each of ranks 0-7 needs",
-            "more than the 75.18 GiB",
+            "more than the 79.14 GiB",
             "79.14 GiB",
             "GPU-80GB",
-            "gradients are the largest part",
+            "reduction phase: gradients",
         ):
             assert piece in finding.message
         for remedy in ("activation_checkpointing.policy=full", "zero.stage=3", "offload.optimizer_device=cpu", "cluster.hosts"):
@@ -105,7 +105,7 @@ class TestCapacity:
     def test_the_message_says_by_how_much(self):
         plan = plan_of(run_config(cluster=gpu_cluster(device_memory_gib=4.0)))
         needed = plan.memory.device[0].device_bytes / 2**30
-        assert f"{needed:.2f} GiB, {needed - 3.8:.2f} GiB more than the 3.80 GiB" in finding_of(plan, "device-memory").message
+        assert f"{needed:.2f} GiB, {needed - 4.0:.2f} GiB more than the 4.00 GiB" in finding_of(plan, "device-memory").message
 
     def test_the_worst_stage_is_named(self):
         plan = plan_of(run_config(**LARGE, parallelism__pipeline_parallel_size=4))
@@ -114,16 +114,40 @@ class TestCapacity:
         assert f"each rank of stage {worst.stage} ({worst.ranks[0]}-{worst.ranks[-1]}) needs" in finding.message
         assert "3 more of the 4 stages" in finding.message
 
-    def test_the_margin_is_kept_free(self):
+    def test_an_estimate_inside_the_margin_is_flagged_and_one_above_the_capacity_refused(self):
         config = run_config(cluster=gpu_cluster(device_memory_gib=12.0))
         needed = plan_of(config).memory.device[0].device_bytes / 2**30
-        tight = changed(config, cluster__device_memory_gib=needed * 1.01)
-        assert plan_of(changed(tight, planner__memory_margin=0.0)).fits
-        assert not plan_of(changed(tight, planner__memory_margin=0.05)).fits
+        roomy, narrow, short = (
+            plan_of(changed(config, cluster__device_memory_gib=needed * share)) for share in (1.06, 1.04, 0.999)
+        )
+        assert roomy.findings == ()
+        assert narrow.fits and narrow.fits_narrowly and narrow.verdict == "feasible"
+        finding = finding_of(narrow, "device-memory")
+        assert finding.severity is Severity.warning
+        assert "(3.8%) free, less than planner.memory_margin=0.05" in finding.message
+        assert short.verdict == "infeasible"
+        assert finding_of(short, "device-memory").severity is Severity.error
+
+    def test_without_a_margin_nothing_is_flagged(self):
+        config = run_config(cluster=gpu_cluster(device_memory_gib=12.0))
+        needed = plan_of(config).memory.device[0].device_bytes / 2**30
+        assert plan_of(changed(config, cluster__device_memory_gib=needed * 1.001, planner__memory_margin=0.0)).findings == ()
+
+    def test_a_host_and_a_disk_inside_the_margin_are_flagged(self):
+        states = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.nvme, "offload__nvme_path": "/nvme"}
+        config = run_config(**states, cluster=gpu_cluster(nvme_gib=1000.0))
+        memory = plan_of(config).memory
+        host, disk = memory.host[0].peak_bytes / 2**30, memory.nvme[0].bytes / 2**30
+        plan = plan_of(changed(config, cluster__host_memory_gib=host * 1.01, cluster__nvme_gib=disk * 1.01))
+        assert plan.fits_narrowly
+        assert {finding.rule: finding.severity for finding in plan.findings} == {
+            "host-memory": Severity.warning,
+            "nvme-capacity": Severity.warning,
+        }
 
     def test_a_host_that_is_too_small(self):
         offload = {"zero__stage": 3, "offload__optimizer_device": OffloadDevice.cpu}
-        plan = plan_of(run_config(**LARGE, **offload, cluster=gpu_cluster(hosts=4)))
+        plan = plan_of(run_config(**LARGE, **offload, cluster=gpu_cluster(hosts=4, host_memory_gib=900.0)))
         finding = finding_of(plan, "host-memory")
         assert plan.verdict == "infeasible"
         assert finding.field == "cluster.host_memory_gib"
@@ -142,7 +166,7 @@ class TestCapacity:
         assert plan.verdict == "infeasible"
         unknown = plan_of(run_config(**nvme))
         assert unknown.fits
-        assert finding_of(unknown, "nvme-capacity").severity is Severity.warning
+        assert finding_of(unknown, "nvme-unknown").severity is Severity.warning
 
 
 class TestFrozenStages:
