@@ -160,16 +160,25 @@ def _check(config: RunConfig, words: Sequence[str], *, corrected: bool) -> Check
     if problems or document is None or version is None:
         raise ConfigurationError(problems)
     context = _context(config, plan_run(config), version, arguments)
+    if version > Version(NEWEST_READ):
+        message = f"the keys of {version} are taken to be those of {NEWEST_READ}, the newest that was read"
+        remarks = [*remarks, VERSION("deepspeed_version", message, "nothing", Severity.info)]
     if not _names(words, "cluster"):
         cluster = f"{config.cluster.hosts} host(s) with {config.cluster.devices_per_host} x {config.cluster.device_name}"
         message = f"no cluster is named: world_size={config.world_size} is planned as {cluster}"
         remarks = [*remarks, ASSUMPTION("cluster", message, "say cluster=PRESET cluster.hosts=N")]
-    checked = _checked(config, document, context, remarks, corrected=corrected)
+    checked = _checked(config, document, context, words, remarks, corrected=corrected)
     return checked if _names(words, "model") else _without_model(checked)
 
 
 def _checked(
-    config: RunConfig, document: Document, context: LintContext, remarks: Sequence[Finding], *, corrected: bool
+    config: RunConfig,
+    document: Document,
+    context: LintContext,
+    words: Sequence[str],
+    remarks: Sequence[Finding],
+    *,
+    corrected: bool,
 ) -> Checked:
     resolved, filled = resolve_auto(document, context)
     values, changes = correct(resolved, context)
@@ -181,7 +190,7 @@ def _checked(
     batch = batch_of(effective, context)
     ingested = ingest(config, effective, batch)
     plan = plan_run(ingested)
-    found += assumptions(ingested, effective, context)
+    found += [note for note in assumptions(ingested, effective) if not _names(words, note.field.split(".")[0])]
     return Checked(
         values=values,
         changes=changes,

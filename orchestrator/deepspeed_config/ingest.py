@@ -31,7 +31,7 @@ from orchestrator.config.schema import (
 )
 from orchestrator.deepspeed_config.effective import Effective
 from orchestrator.deepspeed_config.lint_batch import Batch, autotp_size
-from orchestrator.deepspeed_config.lint_rules import LintContext, lint_rule
+from orchestrator.deepspeed_config.lint_rules import lint_rule
 from orchestrator.findings import Finding, Severity
 
 ASSUMPTION = lint_rule("json-assumption", "what the plan assumes, because a JSON cannot say it", Severity.info)
@@ -103,7 +103,7 @@ def ingest(config: RunConfig, effective: Effective, batch: Batch | None) -> RunC
     )
 
 
-def assumptions(config: RunConfig, effective: Effective, context: LintContext) -> list[Finding]:
+def assumptions(config: RunConfig, effective: Effective) -> list[Finding]:
     """What the plan of an ingested ``config`` takes for granted."""
     recompute = config.activation_checkpointing.policy
     notes = [
@@ -126,7 +126,6 @@ def assumptions(config: RunConfig, effective: Effective, context: LintContext) -
     for field in ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
         if effective.value(field):
             notes.append((field, "memory is estimated with fp32 master weights, which is more than it needs", "nothing"))
-    del context
     return [ASSUMPTION(*note) for note in notes]
 
 

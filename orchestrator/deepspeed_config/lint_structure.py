@@ -202,7 +202,10 @@ def _unknown(block: Block, name: str, path: str) -> Finding:
 def _did_you_mean(block: Block, name: str, path: str) -> str:
     prefix = path[: len(path) - len(name)]
     current = [other for other, entry in block.by_name.items() if entry.removed is None]
-    near = get_close_matches(name.lower(), current, n=1, cutoff=0.7)
+    if not name[:1].isalpha():
+        return "delete it; comments start with #"
+    longer = [other for other in current if len(name) > 5 and name.lower() in other]
+    near = longer if len(longer) == 1 else get_close_matches(name.lower(), current, n=1, cutoff=0.7)
     if near:
         return f"did you mean {prefix}{near[0]}?"
     elsewhere = _paths_of(name)

@@ -18,8 +18,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
-from deepspeed.compile.config import CompileConfig
 from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
 from deepspeed.inference.config import WeightQuantConfig
 from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.runtime import config as runtime
@@ -101,7 +101,7 @@ def describe() -> None:
         "activation_checkpointing": vars(empty.activation_checkpointing_config),
         "flops_profiler": vars(empty.flops_profiler_config),
         "autotuning": vars(empty.autotuning_config),
-        "expert_parallel": {name: value for name, value in vars(empty.expert_parallel_config).items()},
+        "expert_parallel": vars(empty.expert_parallel_config),
     }
     constants = {name: value for name, value in vars(runtime).items() if name.strip("_").isupper()}
     schedulers = {
