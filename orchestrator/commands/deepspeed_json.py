@@ -159,7 +159,7 @@ def _check(config: RunConfig, words: Sequence[str], *, corrected: bool) -> Check
     version = _collected(problems, lambda: _version(config))
     if problems or document is None or version is None:
         raise ConfigurationError(problems)
-    context = _context(config, plan_run(config), version, arguments)
+    context = _context(config, words, version, arguments)
     if version > Version(NEWEST_READ):
         message = f"the keys of {version} are taken to be those of {NEWEST_READ}, the newest that was read"
         remarks = [*remarks, VERSION("deepspeed_version", message, "nothing", Severity.info)]
@@ -186,7 +186,8 @@ def _checked(
     if corrected:
         filled = [finding for finding in filled if finding.rule != STRICT.name]
         changes = [*_filled(filled), *changes]
-    found = [*remarks, *filled, *lint(values if corrected else resolved, context)]
+    remaining = lint(values, context)
+    found = [*remarks, *filled, *(remaining if corrected else lint(resolved, context))]
     batch = batch_of(effective, context)
     ingested = ingest(config, effective, batch)
     plan = plan_run(ingested)
@@ -198,7 +199,7 @@ def _checked(
         effective=effective,
         batch=batch,
         config=ingested,
-        plan=_joined(plan, found, effective, batch),
+        plan=_joined(plan, found, effective, batch, doubt=_doubt([*filled, *remaining], effective)),
     )
 
 
@@ -222,14 +223,13 @@ def _filled(findings: Iterable[Finding]) -> list[Change]:
     return [Change(field=finding.field, message=finding.message) for finding in findings if finding.rule == RESOLVED.name]
 
 
-def _joined(plan: Plan, found: list[Finding], effective: Effective, batch: Batch | None) -> Plan:
-    """``plan`` with the findings of the lint before its own, and without what a doubtful file makes meaningless."""
+def _joined(plan: Plan, found: list[Finding], effective: Effective, batch: Batch | None, *, doubt: str | None) -> Plan:
+    """``plan`` with the findings of the lint before its own, and without what a file in doubt makes meaningless."""
     own = [finding for finding in plan.findings if finding.rule not in _LEGAL_BY_ITSELF]
     own = [finding for finding in in_json_terms(own, effective) if not _is_said(finding, found)]
-    doubtful = _doubtful(found, effective)
-    if doubtful is not None:
+    if doubt is not None:
         own = [finding for finding in own if finding.rule not in CAPACITY_RULES]
-        message = f"memory is not estimated: {doubtful}"
+        message = f"memory is not estimated: {doubt}"
         found = [*found, NO_ESTIMATE(FIELD, message, "correct the errors first" if has_error(found) else "nothing")]
         plan = replace(plan, memory=None, partition=None)
     if batch is None:
@@ -247,8 +247,8 @@ def _is_said(finding: Finding, found: Iterable[Finding]) -> bool:
     )
 
 
-def _doubtful(found: Iterable[Finding], effective: Effective) -> str | None:
-    """Why the file does not say clearly enough what would run; ``None`` when it does."""
+def _doubt(found: Iterable[Finding], effective: Effective) -> str | None:
+    """Why the file, once corrected, does not say clearly enough what would run; ``None`` when it does."""
     for finding in found:
         if finding.severity is not Severity.error or finding.rule == "json-hf-mismatch":
             continue
@@ -261,8 +261,10 @@ def _doubtful(found: Iterable[Finding], effective: Effective) -> str | None:
     return None
 
 
-def _context(config: RunConfig, named: Plan, version: Version, arguments: dict[str, Any] | None) -> LintContext:
-    cluster, model = named.cluster, named.model
+def _context(config: RunConfig, words: Sequence[str], version: Version, arguments: dict[str, Any] | None) -> LintContext:
+    """The run that the words beside the file describe: its devices, and its model where one is named."""
+    named = plan_run(config)
+    cluster, model = named.cluster, named.model if _names(words, "model") else None
     devices = cluster.num_devices if cluster is not None else max(1, config.world_size or 1)
     smallest: dict[str, int] = {}
     if model is not None:

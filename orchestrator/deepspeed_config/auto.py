@@ -167,6 +167,10 @@ def _process(filling: _Filling, arguments: Mapping[str, Any], context: LintConte
     filling.fill("optimizer.params.weight_decay", arguments["weight_decay"], "weight_decay")
     filling.fill("scheduler.params.warmup_min_lr", 0, "always 0", must_match=False)
     filling.fill("scheduler.params.warmup_max_lr", arguments["learning_rate"], "learning_rate")
+    if arguments["save_on_each_node"] and isinstance(filling.values.setdefault("checkpoint", {}), dict):
+        filling.values["checkpoint"]["use_node_local_storage"] = True
+        message = "the Trainer sets it to true: save_on_each_node"
+        filling.findings.append(RESOLVED("checkpoint.use_node_local_storage", message, "nothing; compile writes it"))
     filling.fill("fp16.enabled", arguments["fp16"] or arguments["fp16_full_eval"], "fp16")
     filling.fill("bf16.enabled", arguments["bf16"] or arguments["bf16_full_eval"], "bf16")
 

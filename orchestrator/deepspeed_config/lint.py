@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.deepspeed_config import (
+    auto,
+    ingest,
     lint_batch,
     lint_optimizer,
     lint_precision,
     lint_services,
     lint_structure,
     lint_zero,
+    read,
 )
 from orchestrator.deepspeed_config.correct import correct
 from orchestrator.deepspeed_config.effective import Effective
@@ -24,7 +27,7 @@ from orchestrator.findings import Finding
 
 __all__ = ["LINT_RULES", "LintContext", "LintRule", "effective_values", "lint"]
 
-SUBJECTS = (lint_structure, lint_batch, lint_precision, lint_zero, lint_optimizer, lint_services)
+SUBJECTS = (read, auto, lint_structure, lint_batch, lint_precision, lint_zero, lint_optimizer, lint_services, ingest)
 """The files that hold rules; importing them registers what they hold."""
 
 

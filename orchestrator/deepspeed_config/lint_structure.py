@@ -33,6 +33,9 @@ AUTO_LEFT = lint_rule("json-auto", '"auto" is resolved before DeepSpeed reads it
 _TRAINER_NEEDS = {
     "scheduler.params.total_num_steps": "max_steps in hf_arguments",
     "scheduler.params.warmup_num_steps": "max_steps in hf_arguments",
+    "zero_optimization.reduce_bucket_size": "the model (model=PRESET)",
+    "zero_optimization.stage3_prefetch_bucket_size": "the model (model=PRESET)",
+    "zero_optimization.stage3_param_persistence_threshold": "the model (model=PRESET)",
 }
 """What the Trainer's own value is made of, where it needs more than is given."""
 
@@ -152,7 +155,10 @@ def _value(key: Key, value: Any, path: str, reader: Reader, context: LintContext
     if reading.taken is Taken.converted:
         yield COERCED(path, f"DeepSpeed takes {shown(value)} as {shown(reading.meant)}", fix)
         return
-    does = "DeepSpeed refuses it" if reading.taken is Taken.refused else "DeepSpeed does not check it"
+    does = "DeepSpeed refuses it"
+    if reading.taken is Taken.unchecked:
+        as_number = f"DeepSpeed takes it as {int(value)}" if reader is Reader.model and isinstance(value, bool) else ""
+        does = as_number or "DeepSpeed keeps it unchecked, and fails or errs where it is used"
     rule = {Fault.kind: KIND, Fault.size: RANGE, Fault.choice: CHOICE}[reading.fault or Fault.kind]
     if reading.fault is Fault.choice and isinstance(value, str):
         near = get_close_matches(value.lower(), [str(choice) for choice in key.choices], n=1)
@@ -166,7 +172,7 @@ def _auto_left(key: Key, path: str, reader: Reader, context: LintContext) -> Fin
     if context.hf_arguments is not None:
         fix = "write the value"
         if path in _TRAINER_NEEDS:
-            fix = f"write the value, or set {_TRAINER_NEEDS[path]}, from which the Trainer computes it"
+            fix = f"write the value, or name {_TRAINER_NEEDS[path]}, from which the Trainer computes it"
         return AUTO_LEFT(path, f'the Trainer does not fill this "auto" here: DeepSpeed would {does}', fix)
     fix = "write the value, or name the Trainer's arguments with hf_arguments=FILE where it fills this one"
     return AUTO_LEFT(path, f'only the Hugging Face Trainer fills "auto"; DeepSpeed itself would {does}', fix)

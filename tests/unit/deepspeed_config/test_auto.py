@@ -51,6 +51,7 @@ ARGUMENTS = {
     "bf16": (True, False),
     "fp16": (False,),
     "auto_find_batch_size": (False, False, True),
+    "save_on_each_node": (False, True),
 }
 NEVER_AUTO = {"type", "stage"}
 
@@ -126,7 +127,7 @@ def resolved(values: dict, **arguments) -> list:
             "scheduler.params.total_num_steps",
             "max_steps",
         ),
-        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}, "zero_optimization.reduce_bucket_size", "value"),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}, "zero_optimization.reduce_bucket_size", "model="),
     ],
 )
 def test_what_the_trainer_cannot_fill_is_an_error_that_says_what_is_missing(values, field, needs):
