@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from orchestrator.commands import deepspeed_json
 from orchestrator.config.load import load_config
+from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 
 
@@ -29,11 +31,16 @@ def run(
 def with_words(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """The same, for words that name the file themselves."""
     try:
-        config = load_config([*deepspeed_json.completed_words(words), f"command={verb}"])
+        config = _config((*deepspeed_json.completed_words(words), f"command={verb}"))
         command = {"validate": deepspeed_json.validate, "compile": deepspeed_json.compile}[verb]
         return command(config, words).payload
     except ConfigurationError as problem:
         return {"verdict": "invalid", "findings": [finding.to_dict() for finding in problem.findings]}
+
+
+@cache
+def _config(words: tuple[str, ...]) -> RunConfig:
+    return load_config(words)
 
 
 def says(payload: Mapping[str, Any], severity: str, field: str) -> list[str]:

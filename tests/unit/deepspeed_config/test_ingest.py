@@ -171,8 +171,9 @@ def test_advice_is_given_in_the_files_own_keys(words, in_json):
 
 def test_what_is_assumed_is_said(tmp_path):
     values = {
-        "train_micro_batch_size_per_gpu": 1,
+        "train_micro_batch_size_per_gpu": 8,
         "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
         "optimizer": {"type": "Lion", "params": {"lr": 1e-4}},
     }
     found = run("validate", values, tmp_path, "world_size=8", "model=llama_3_8b")
