@@ -56,7 +56,16 @@ _STATES_MEMORY = (
     "gradient_accumulation_steps",
 )
 """Keys without whose clear meaning an estimate of the memory would speak of another run."""
-_LEGAL_BY_ITSELF = frozenset({"nvme-path"})
+_BLOCKS = {
+    "zero": "zero_optimization",
+    "offload": "zero_optimization.offload_optimizer and offload_param",
+    "precision": "fp16 or bf16",
+    "lr_scheduler": "scheduler",
+    "communication": "communication_data_type",
+    "training": "the batch sizes",
+}
+"""What of a file the groups of the same meaning stand for."""
+_SAID_BY_THE_LINT = frozenset({"nvme-path"})
 """Rules of the planner that the lint states more exactly, for each block."""
 
 
@@ -131,7 +140,9 @@ def unsupported(config: RunConfig) -> None:
     """
     command = config.command.value
     if config.deepspeed_json is None:
-        beside = {name: getattr(config, name) for name in ("deepspeed_version", "hf_arguments", "world_size")}
+        beside = {
+            name: getattr(config, name) for name in ("deepspeed_version", "hf_arguments", "client_optimizer", "world_size")
+        }
         given = [name for name, value in beside.items() if value is not None]
         if given:
             message = "it has no effect without deepspeed_json=FILE"
@@ -160,6 +171,9 @@ def _check(config: RunConfig, words: Sequence[str], *, corrected: bool) -> Check
     if problems or document is None or version is None:
         raise ConfigurationError(problems)
     context = _context(config, words, version, arguments)
+    if config.world_size not in (None, context.num_devices):
+        message = f"{config.world_size} is not the {context.num_devices} devices of {config.cluster.name}"
+        raise ConfigurationError([DEVICES("world_size", message, "leave world_size or the cluster out")])
     if version > Version(NEWEST_READ):
         message = f"the keys of {version} are taken to be those of {NEWEST_READ}, the newest that was read"
         remarks = [*remarks, VERSION("deepspeed_version", message, "nothing", Severity.info)]
@@ -225,7 +239,7 @@ def _filled(findings: Iterable[Finding]) -> list[Change]:
 
 def _joined(plan: Plan, found: list[Finding], effective: Effective, batch: Batch | None, *, doubt: str | None) -> Plan:
     """``plan`` with the findings of the lint before its own, and without what a file in doubt makes meaningless."""
-    own = [finding for finding in plan.findings if finding.rule not in _LEGAL_BY_ITSELF]
+    own = [finding for finding in plan.findings if finding.rule not in _SAID_BY_THE_LINT]
     own = [finding for finding in in_json_terms(own, effective) if not _is_said(finding, found)]
     if doubt is not None:
         own = [finding for finding in own if finding.rule not in CAPACITY_RULES]
@@ -278,6 +292,7 @@ def _context(config: RunConfig, words: Sequence[str], version: Version, argument
         tensor_parallel_size=max(1, config.parallelism.tensor_parallel_size),
         pipeline_parallel_size=max(1, config.parallelism.pipeline_parallel_size),
         hf_arguments=arguments,
+        client_optimizer=config.client_optimizer,
         hidden_size=None if model is None else model.hidden_size,
         smallest_parameters=smallest,
     )
@@ -307,7 +322,8 @@ def _word_findings(config: RunConfig, words: Sequence[str]) -> Iterable[Finding]
         section = word.replace("/", ".").split(".")[0]
         if section in OWNED_SECTIONS:
             message = "the DeepSpeed JSON states this"
-            yield WORDS(word, message, f"leave the word out, and change {json_words(word, _NOTHING)} in the file")
+            key = _BLOCKS.get(word, json_words(word, _NOTHING))
+            yield WORDS(word, message, f"leave the word out, and change {key} in the file")
         elif section in ("experiment", "sweep"):
             yield WORDS(word, "it sets options that the DeepSpeed JSON states", "name model= and cluster= (or world_size=)")
     if config.world_size is not None and config.world_size < 1:
@@ -315,11 +331,6 @@ def _word_findings(config: RunConfig, words: Sequence[str]) -> Iterable[Finding]
     elif config.world_size is None and not _names(words, "cluster"):
         message = "a JSON does not say how many devices it is for"
         yield DEVICES("world_size", message, "say world_size=N, or cluster=PRESET cluster.hosts=N")
-    elif config.world_size is not None and config.cluster.hostfile is None:
-        devices = config.cluster.hosts * config.cluster.devices_per_host
-        if devices != config.world_size:
-            message = f"{config.world_size} is not the {devices} devices of {config.cluster.name}"
-            yield DEVICES("world_size", message, "leave world_size or the cluster out")
 
 
 def _report(checked: Checked) -> CommandResult:

@@ -411,6 +411,8 @@ class RunConfig:
     """With deepspeed_json: the DeepSpeed it is for; null = the installed one, or 0.19.8."""
     hf_arguments: str | None = None
     """With deepspeed_json: a JSON or YAML file of Hugging Face TrainingArguments, which fill ``"auto"`` as the Trainer does."""
+    client_optimizer: str | None = None
+    """With deepspeed_json: class of the optimizer your script hands to DeepSpeed (``AdamW``); null = none, or not known."""
     world_size: int | None = None
     """With deepspeed_json: so many devices, where no cluster is named; hosts of up to 8 H100 with 80 GB are assumed."""
     model: ModelConfig = field(default_factory=ModelConfig)

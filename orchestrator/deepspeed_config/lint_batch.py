@@ -86,6 +86,8 @@ def batch_findings(effective: Effective, context: LintContext) -> Iterator[Findi
 def autotp_findings(effective: Effective, context: LintContext) -> Iterator[Finding]:
     """AutoTP that only the JSON asks for: DeepSpeed counts every rank as data-parallel then (DeepSpeed#7298)."""
     tensor = autotp_size(effective)
+    if effective.value("tensor_parallel.autotp_size") < 0:
+        yield AUTOTP_WORLD("tensor_parallel.autotp_size", "it is below 0", "write 0 for none")
     if tensor == 1:
         return
     asked = context.tensor_parallel_size

@@ -32,7 +32,8 @@ LAMB = lint_rule("json-lamb-loss-scale", "LAMB has a dynamic loss scale", Severi
 SCHEDULER_TYPE = lint_rule("json-scheduler-type", "the scheduler is one there is", Severity.error)
 SCHEDULER_STEPS = lint_rule("json-scheduler-steps", "the scheduler knows its steps", Severity.error)
 
-_CPU_CLIENTS = frozenset({"deepspeed_cpu_adam"})
+_CPU_CLIENTS = frozenset({"deepspeedcpuadam", "deepspeedcpulion"})
+_TESTED_CLIENTS = frozenset({"adam", "adamw", "adagrad", "fusedadam", "fusedlion", "deepspeedcpuadagrad", *_CPU_CLIENTS})
 
 
 @check
@@ -64,19 +65,25 @@ def optimizer_findings(effective: Effective, context: LintContext) -> Iterator[F
 
 @check
 def client_optimizer_findings(effective: Effective, context: LintContext) -> Iterator[Finding]:
-    """An optimizer that the script makes itself, beside an offload (DeepSpeed checks it even at stage 0)."""
-    if effective.offload_device("offload_optimizer") == "none" or effective.given("optimizer.type"):
-        return
-    if not effective.value("zero_force_ds_cpu_optimizer"):
-        return
+    """An optimizer that the script makes itself: beside an offload (checked even at stage 0), and under ZeRO."""
+    client, named = context.client_optimizer, effective.given("optimizer.type")
+    forced = effective.offload_device("offload_optimizer") != "none" and effective.value("zero_force_ds_cpu_optimizer")
     field, fix = "zero_optimization.offload_optimizer.device", 'name it in the JSON: "optimizer": {"type": "AdamW"}'
-    chosen = (context.hf_arguments or {}).get("optim")
-    if chosen is None:
+    if client is not None:
+        if forced and client.lower() not in _CPU_CLIENTS:
+            message = f"the script makes {client}, which does not step in host memory; DeepSpeed refuses it"
+            yield CLIENT(field, message, f"{fix}, make a DeepSpeedCPUAdam, or set zero_force_ds_cpu_optimizer to false")
+        untested = effective.zero_stage > 0 and client.lower() not in _TESTED_CLIENTS
+        if untested and not effective.value("zero_allow_untested_optimizer"):
+            message = f"ZeRO was not tested with {client}, which the script makes, and refuses it"
+            yield UNTESTED("zero_allow_untested_optimizer", message, "set it to true, or make an AdamW")
+    elif forced and not named and context.hf_arguments is not None:
+        chosen = context.hf_arguments.get("optim") or "its default optimizer"
+        message = f"accelerate exchanges {chosen} for a DeepSpeedCPUAdam and keeps lr and weight_decay only, not betas and eps"
+        yield CLIENT(field, message, fix, Severity.warning)
+    elif forced and not named:
         message = "the optimizer is offloaded and the JSON names none: DeepSpeed refuses any but DeepSpeedCPUAdam"
         yield CLIENT(field, message, f"{fix}, or make a DeepSpeedCPUAdam", Severity.warning)
-    elif chosen not in _CPU_CLIENTS:
-        message = f"the Trainer makes {chosen}, which cannot step in host memory"
-        yield CLIENT(field, message, f"{fix}, or set zero_force_ds_cpu_optimizer to false and wait for each step")
 
 
 @check

@@ -17,6 +17,7 @@ MASTER_WEIGHTS = lint_rule(
     "json-master-weights", "16-bit master weights have the ZeRO stage and offload they need", Severity.error
 )
 ALLREDUCE_SUM = lint_rule("json-allreduce-sum", "summed gradients go with ZeRO below stage 3", Severity.error)
+OWN_STEPS = lint_rule("json-managed-accumulation", "a client that owns accumulation has an engine that lets it", Severity.error)
 CLIPPING = lint_rule("json-gradient-clipping", "gradient clipping is written out", Severity.info)
 
 
@@ -93,6 +94,16 @@ def reduction_findings(effective: Effective, context: LintContext) -> Iterator[F
         for name, used in against:
             if used:
                 yield ALLREDUCE_SUM("gradient_allreduce_op", f"sum does not work with {name}", "write mean")
+    if not effective.value("managed_gradient_accumulation"):
+        overlaps = effective.value("zero_optimization.overlap_comm") and effective.zero_stage < 2
+        against = [
+            ("a pipeline", context.pipeline_parallel_size > 1),
+            ("DeepCompile", effective.value("compile.deepcompile")),
+            ("overlap_comm below stage 2", overlaps),
+        ]
+        for name, used in against:
+            if used:
+                yield OWN_STEPS("managed_gradient_accumulation", f"false does not work with {name}", "delete it")
     if not effective.given("gradient_clipping"):
         default = effective.value("gradient_clipping")
         message = f"it is not given, and DeepSpeed {context.version} clips at {default} then"

@@ -39,6 +39,8 @@ class LintContext:
     pipeline_parallel_size: int = 1
     hf_arguments: Mapping[str, Any] | None = None
     """TrainingArguments of the Hugging Face Trainer, where it starts the run."""
+    client_optimizer: str | None = None
+    """Class of the optimizer that the script makes itself."""
     hidden_size: int | None = None
     smallest_parameters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Elements of the model's smallest parameters, by name."""

@@ -32,6 +32,7 @@ STRICTER = {
     "json-optimizer-untested": "the engine refuses the optimizer",
     "json-max-grad-norm": "the engine raises",
     "json-lamb-loss-scale": "the engine asserts",
+    "json-managed-accumulation": "the engine asserts",
     "json-betas": "torch refuses them",
     "json-scheduler-type": "the engine refuses the scheduler",
     "json-scheduler-steps": "the scheduler cannot be made",
