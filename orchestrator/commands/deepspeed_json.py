@@ -272,6 +272,8 @@ def _doubt(found: Iterable[Finding], effective: Effective) -> str | None:
             return f"{finding.field} is in doubt"
     if sequence_parallel_size(effective) > 1:
         return "Ulysses sequence parallelism (sequence_parallel_size) is not modelled"
+    if effective.value("expert_parallel.enabled"):
+        return "expert parallelism (expert_parallel) is not modelled"
     return None
 
 

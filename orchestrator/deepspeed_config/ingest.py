@@ -153,6 +153,8 @@ def json_words(text: str, effective: Effective) -> str:
             return "fp16.enabled" if effective.model_dtype == "fp16" else "bf16.enabled"
         return JSON_PATHS.get(match[0], match[0])
 
+    if autotp_size(effective) > 1:
+        text = text.replace("parallelism.tensor_parallel_size", "tensor_parallel.autotp_size")
     return _SECTION_WORD.sub(key, _DTYPE_WORD.sub(dtype, text))
 
 

@@ -223,6 +223,21 @@ def test_memory_is_not_estimated_where_the_file_is_in_doubt(tmp_path):
     assert run("validate", clear, tmp_path, "world_size=8", "model=llama_3_8b")["memory"] is not None
 
 
+@pytest.mark.parametrize("beyond", [{"sequence_parallel_size": 2}, {"expert_parallel": {"enabled": True}}])
+def test_memory_of_what_is_not_modelled_is_not_invented(tmp_path, beyond):
+    found = run("validate", {"train_micro_batch_size_per_gpu": 1, **beyond}, tmp_path, "world_size=8", "model=llama_3_8b")
+    assert found["verdict"] == "feasible"
+    assert found["memory"] is None
+
+
+def test_tensor_parallelism_of_the_file_is_advised_on_in_its_own_key(tmp_path):
+    values = {"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": 3}}
+    found = run("validate", values, tmp_path, "world_size=8", "model=llama_3_8b")
+    fields = [finding["field"] for finding in found["findings"] if finding["severity"] == "error"]
+    assert "tensor_parallel.autotp_size" in fields
+    assert not [field for field in fields if field.startswith("parallelism.")]
+
+
 def test_what_the_lint_says_is_not_said_again(tmp_path):
     values = {"train_batch_size": 12, "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}
     found = run("validate", values, tmp_path, "world_size=8", "model=llama_3_8b")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from orchestrator.deepspeed_config.read import read_document
@@ -76,6 +78,20 @@ def test_what_cannot_be_read_is_refused_with_the_place(tmp_path, content, part):
     (finding,) = refused(tmp_path, content)
     assert finding.field == "deepspeed_json"
     assert part in finding.message
+
+
+def test_no_damage_to_a_file_raises_anything_else(tmp_path):
+    state = random.Random(1)
+    pieces = (b"", b"{", b"}", b'"', b"\\", b"/*", b"'''", b"\xff", b"\0", b"9", b"\n", b":")
+    for _ in range(3000):
+        damaged = bytearray(HJSON.encode())
+        for _ in range(state.randint(1, 4)):
+            at = state.randrange(len(damaged))
+            damaged[at : at + state.choice((0, 1, 1, 5))] = state.choice(pieces)
+        try:
+            read(tmp_path, bytes(damaged))
+        except ConfigurationError as problem:
+            assert all(finding.message and finding.fix for finding in problem.findings)  # noqa: PT017
 
 
 def test_a_path_that_is_not_there_is_not_found_and_never_tried_as_base64(tmp_path):
