@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import doctor, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, export, launch, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Output
@@ -167,7 +167,10 @@ def _run_command(arguments: Arguments) -> int:
         return _sweep(arguments, overrides)
     if arguments.command is Command.rules:
         return _rules(arguments)
-    config = load.load_config(overrides, config_dir=arguments.config_dir)
+    config = load.load_config(deepspeed_json.completed_words(overrides), config_dir=arguments.config_dir)
+    if config.deepspeed_json is not None and arguments.command in _JSON_COMMANDS:
+        return _finish(_JSON_COMMANDS[arguments.command](config, arguments.overrides), config.output)
+    deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
     if arguments.command is not Command.launch:
@@ -240,6 +243,7 @@ def _sweep(arguments: Arguments, overrides: list[str]) -> int:
         metric = None
         try:
             config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
+            deepspeed_json.unsupported(config)
             point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
             prepared = launch.prepare(config, _words(point, config))
             result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
@@ -290,6 +294,9 @@ def _finish(result: CommandResult, output: Output) -> int:
         console = _console(json_on_stdout=False)
         for part in result.text:
             console.print(part, soft_wrap=True)
+        remarks = _console(json_on_stdout=True)
+        for part in result.remarks:
+            remarks.print(part, soft_wrap=True)
     return result.exit_code
 
 
@@ -315,6 +322,10 @@ _PURE_COMMANDS: dict[Command, Callable[[RunConfig], CommandResult]] = {
     Command.validate: validate.run,
     Command.compile: compile_command.run,
     Command.doctor: doctor.run,
+}
+_JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult]] = {
+    Command.validate: deepspeed_json.validate,
+    Command.compile: deepspeed_json.compile,
 }
 _HELP = {
     Command.validate: validate.HELP,

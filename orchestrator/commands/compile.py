@@ -18,7 +18,8 @@ HELP = """Print the DeepSpeed JSON of the run on standard output. A run that can
 
 Examples:
   orchestrator compile model=llama_3_8b cluster=dgx_h100 zero=stage3 > ds_config.json
-  orchestrator compile offload=optimizer_cpu zero=stage2"""
+  orchestrator compile offload=optimizer_cpu zero=stage2
+  orchestrator compile deepspeed_json=old.json world_size=8 model=llama_3_8b > new.json"""
 
 
 def run(config: RunConfig) -> CommandResult:

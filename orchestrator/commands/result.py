@@ -16,6 +16,8 @@ class CommandResult:
     exit_code: int
     payload: dict[str, Any]
     text: Sequence[RenderableType]
+    remarks: Sequence[RenderableType] = ()
+    """What people are told on standard error, where ``text`` is meant for a file."""
     metric: float | None = None
     """The objective of a sweep, where the command has one."""
 

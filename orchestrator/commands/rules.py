@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from inspect import getdoc
 
 from orchestrator.commands.checks import check_entries
+from orchestrator.commands.deepspeed_json import LINT_RULES
 from orchestrator.commands.result import OK, CommandResult
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, RuleEntry, error
@@ -55,8 +56,15 @@ def all_rules() -> Iterator[RuleEntry]:
 
 
 def _sources() -> tuple[Iterable[RuleEntry], ...]:
-    """Where rules come from: the planner's, and the checks made elsewhere."""
-    return (_planning_rules(), check_entries())
+    """Where rules come from: the planner's, those of a DeepSpeed JSON, and the checks made elsewhere."""
+    return (_planning_rules(), _json_rules(), check_entries())
+
+
+def _json_rules() -> Iterator[RuleEntry]:
+    for rule in LINT_RULES.values():
+        yield RuleEntry(
+            name=rule.name, severity=rule.severity, subject="DeepSpeed JSON", description=rule.description, reason=""
+        )
 
 
 def _planning_rules() -> Iterator[RuleEntry]:

@@ -13,7 +13,8 @@ HELP = """Plan the run without starting anything: layout, memory on every rank, 
 Examples:
   orchestrator validate model=llama_3_8b cluster=dgx_h100 zero=stage3
   orchestrator validate experiment=llama_2_70b_64_hosts cluster.hosts=16
-  orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json"""
+  orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json
+  orchestrator validate deepspeed_json=ds_config.json world_size=8 model=llama_3_8b"""
 
 
 def run(config: RunConfig) -> CommandResult:

@@ -409,6 +409,16 @@ class RunConfig:
     """Seeds the initial weights, the data order and dropout."""
     run_dir: str = MISSING
     """Directory of the run: the request, the attempts, the checkpoints."""
+    deepspeed_json: str | None = None
+    """validate, compile: a DeepSpeed JSON of your own; it states ZeRO, offload, precision, optimizer and batch sizes."""
+    deepspeed_version: str | None = None
+    """With deepspeed_json: the DeepSpeed it is for; null = the installed one, or 0.19.8."""
+    hf_arguments: str | None = None
+    """With deepspeed_json: a JSON or YAML file of Hugging Face TrainingArguments, which fill ``"auto"`` as the Trainer does."""
+    client_optimizer: str | None = None
+    """With deepspeed_json: class of the optimizer your script hands to DeepSpeed (``AdamW``); null = none, or not known."""
+    world_size: int | None = None
+    """With deepspeed_json: so many devices, where no cluster is named; hosts of up to 8 H100 with 80 GB are assumed."""
     model: ModelConfig = field(default_factory=ModelConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
