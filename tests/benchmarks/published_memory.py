@@ -270,11 +270,7 @@ def _layer_counts(row: Row, layers: int, pp: int) -> list[int]:
         return [int(first), *middle, int(last)]
     told = " ".join([*row.notes, row.note("note")])
     ends_count = "embed" in told and ("counted as a layer" in told or "|embed" in told)
-    if (
-        row.flag("account_for_embedding_and_loss_in_split")
-        or "embed" in told
-        and ("counted as a layer" in told or "|embed" in told)
-    ):
+    if row.flag("account_for_embedding_and_loss_in_split") or ends_count:
         chunks = max(1, int(row.note("vpp") or 1))
         even = _even(layers + 2, pp * chunks)
         even[0] -= 1

@@ -59,11 +59,11 @@ def _of_stage(case: Case, coordinate: int) -> Prediction:
     components = components_of(case, coordinate)
     surroundings = _surroundings(case)
     groups = surroundings.extra_groups * Overheads().communicator_bytes
-    step = components[Phase.step]
+    start = components[Phase.start]
     return Prediction(
         needed_bytes=int(needed_bytes(components)),
         cached_bytes=int(cached_bytes(components)),
-        start_bytes=int(sum(size for name, size in step.items() if name not in ("optimizer_step", "logits"))),
+        start_bytes=int(sum(start.values())),
         surroundings=surroundings,
         components=components,
         host_gib=_host_gib(case, coordinate),

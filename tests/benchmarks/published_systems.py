@@ -99,6 +99,7 @@ def _megatron(case: Case, coordinate: int) -> Components:
     if case.row.note("impl") == "local":
         permanent["workspace"] += 2 * case.model.vocab_size // case.passed.tensor_parallel_size * case.model.hidden_size
     return {
+        Phase.start: permanent,
         Phase.loss: {**permanent, "activations": activations, "logits": logits},
         Phase.backward: {**permanent, "activations": activations, "layer_working_memory": working},
         Phase.step: {**permanent, "optimizer_step": (4 if half else 0) * parameters / sharders},
@@ -131,6 +132,7 @@ def _fsdp(case: Case, coordinate: int) -> Components:
     passing = {**permanent, "activations": activations, "pipeline_buffers": output}
     kept = 2 * parameters if case.row.whole("zero_stage") == 2 else 0.0
     return {
+        Phase.start: permanent,
         Phase.loss: {**passing, "logits": logits, "gathered_parameters": max(kept, whole_end if stage.has_head else unit)},
         Phase.backward: {
             **passing,
@@ -143,7 +145,6 @@ def _fsdp(case: Case, coordinate: int) -> Components:
             "gathered_parameters": max(kept, whole_end if stage.has_embedding else unit),
             "gradient_copies": 2 * (whole_end if stage.has_embedding else unit),
         },
-        Phase.step: permanent,
     }
 
 
@@ -159,9 +160,9 @@ def _torch(case: Case, coordinate: int) -> Components:
     }
     copies = {"autocast_copies": 2 * parameters if "amp" in case.row.text("precision") else 0.0}
     return {
+        Phase.start: permanent,
         Phase.loss: {**permanent, **copies, "activations": activations, "logits": logits},
         Phase.backward: {**permanent, **copies, "activations": activations, "layer_working_memory": working},
-        Phase.step: permanent,
     }
 
 

@@ -1,7 +1,8 @@
 """The memory of a run: every class of equal ranks, every host's RAM and every host's disk.
 
-A first estimate from closed forms. "Reserved" is what the framework's allocator holds, "device" what a monitor shows. On the
-CPU accelerator both are the resident set of the process, and a host's RAM is the sum over its ranks.
+Closed forms, evaluated once for each class of equal ranks. "Reserved" is what the framework's allocator holds, "device" what a
+monitor shows (``levels.py``). On the CPU accelerator both are the resident set of the process, and a host's RAM is the sum over
+its ranks.
 """
 
 from __future__ import annotations
@@ -17,27 +18,42 @@ from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.activations import Pass, host_activation_bytes, in_flight_micro_batches
 from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
+from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk
 from orchestrator.planning.memory.host import host_states
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory, host_share, sum_hosts
+from orchestrator.planning.memory.levels import (
+    DeviceSurroundings,
+    Interval,
+    Levels,
+    cached_bytes,
+    extra_groups,
+    levels,
+    needed_bytes,
+)
 from orchestrator.planning.memory.shape import rank_shape
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
 
-ALLOCATOR_SLACK = 0.05
-"""Share by which torch's GPU allocator holds more than the tensors it gave out, by rounding and fragmentation.
 
-Public reports range from under 2 % with expandable segments to over 10 % without.
-"""
-CPU_ALLOCATOR_SLACK = 0.2
-"""The same for the C library's allocator: blocks it keeps after they are freed. 5 to 43 % in runs of our own on two ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """The ranks of one pipeline coordinate in one phase; ``components`` add up to allocated."""
+
+    components: Mapping[str, int]
+    levels: Levels
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``memory.device[].phases``."""
+        return {**self.levels.to_dict(), "components": dict(self.components)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """Peak of the equal ranks of one pipeline coordinate, ``stage``.
 
-    ``components`` are those of the peak's phase; they add up to allocated.
+    The bytes are what the run needs; a monitor may show anything in the intervals (``levels.py``). ``components`` are those of
+    the peak's phase; they add up to allocated.
     """
 
     stage: int
@@ -45,9 +61,14 @@ class DeviceMemory:
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
+    allocated_interval: Interval
+    reserved_interval: Interval
+    device_interval: Interval
     capacity_bytes: int
     components: Mapping[str, int]
     phase: Phase
+    phases: Mapping[Phase, PhaseMemory]
+    """Every phase, in the order of a run."""
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``memory.device``."""
@@ -57,8 +78,13 @@ class DeviceMemory:
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "device_bytes": self.device_bytes,
+            "allocated_interval": self.allocated_interval.to_list(),
+            "reserved_interval": self.reserved_interval.to_list(),
+            "device_interval": self.device_interval.to_list(),
             "capacity_bytes": self.capacity_bytes,
             "components": dict(self.components),
+            "phase": self.phase.value,
+            "phases": {phase.value: memory.to_dict() for phase, memory in self.phases.items()},
         }
 
 
@@ -69,6 +95,7 @@ class MemoryEstimate:
     device: tuple[DeviceMemory, ...]
     host: tuple[HostMemory, ...]
     nvme: tuple[NvmeMemory, ...]
+    checkpoints: CheckpointDisk
 
     def to_dict(self) -> dict[str, Any]:
         """The ``memory`` object of ``output=json``."""
@@ -76,6 +103,7 @@ class MemoryEstimate:
             "device": [entry.to_dict() for entry in self.device],
             "host": [entry.to_dict() for entry in self.host],
             "nvme": [entry.to_dict() for entry in self.nvme],
+            "checkpoints": self.checkpoints.to_dict(),
         }
 
 
@@ -106,7 +134,14 @@ class Estimator:
             for load, memory in zip(loads, device, strict=True)
         ]
         host, nvme = sum_hosts(self.cluster, self.layout, shares)
-        return MemoryEstimate(device=tuple(device), host=host, nvme=nvme)
+        checkpoints = checkpoint_disk(
+            self.settings,
+            loads,
+            tensor_parallel_size=self.layout.tensor_parallel_size,
+            checkpoint=self.config.checkpoint,
+            training=self.config.training,
+        )
+        return MemoryEstimate(device=tuple(device), host=host, nvme=nvme, checkpoints=checkpoints)
 
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
@@ -163,21 +198,53 @@ class Estimator:
         )
 
     def _device(self, coordinate: int, load: StageLoad) -> DeviceMemory:
-        phases = self._phases(load)
-        peak = max(phases, key=lambda phase: sum(phases[phase].values()))
-        components = {name: int(size) for name, size in phases[peak].items() if size}
-        allocated = sum(components.values())
-        slack = CPU_ALLOCATOR_SLACK if self.cluster.accelerator is Accelerator.cpu else ALLOCATOR_SLACK
-        reserved = round(allocated * (1 + slack))
+        counted = {
+            phase: {name: int(size) for name, size in components.items() if size}
+            for phase, components in self._phases(load).items()
+        }
+        peak = max(counted, key=lambda phase: sum(counted[phase].values()))
+        highest = self._levels(needed_bytes(counted), cached_bytes(counted))
         return DeviceMemory(
             stage=coordinate,
             ranks=self.layout.stage_ranks(coordinate),
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
-            device_bytes=reserved + self.cluster.device_context_bytes,
+            allocated_bytes=highest.allocated_bytes,
+            reserved_bytes=highest.reserved_bytes,
+            device_bytes=highest.device_bytes,
+            allocated_interval=highest.allocated_interval,
+            reserved_interval=highest.reserved_interval,
+            device_interval=highest.device_interval,
             capacity_bytes=self.cluster.device_memory_bytes,
-            components=components,
+            components=counted[peak],
             phase=peak,
+            phases=self._phase_memories(counted),
+        )
+
+    def _phase_memories(self, counted: Mapping[Phase, Mapping[str, int]]) -> Mapping[Phase, PhaseMemory]:
+        """Levels of each phase; the allocator may still hold what earlier phases needed."""
+        memories: dict[Phase, PhaseMemory] = {}
+        earlier: dict[Phase, Mapping[str, int]] = {}
+        for phase, components in counted.items():
+            earlier[phase] = components
+            memories[phase] = PhaseMemory(
+                components=components, levels=self._levels(sum(components.values()), cached_bytes(earlier))
+            )
+        return memories
+
+    def _levels(self, needed: int, cached: int) -> Levels:
+        layout = self.layout
+        return levels(
+            needed=needed,
+            cached=cached,
+            surroundings=DeviceSurroundings(
+                accelerator=self.cluster.accelerator,
+                context_bytes=self.cluster.device_context_bytes,
+                extra_groups=extra_groups(
+                    tensor_parallel_size=layout.tensor_parallel_size,
+                    pipeline_parallel_size=layout.pipeline_parallel_size,
+                    data_parallel_size=layout.data_parallel_size,
+                ),
+                capacity_bytes=self.cluster.device_memory_bytes,
+            ),
         )
 
     def _phases(self, load: StageLoad) -> Mapping[Phase, Mapping[str, Any]]:

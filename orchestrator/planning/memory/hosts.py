@@ -11,6 +11,7 @@ from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.device import StageLoad
+from orchestrator.planning.memory.disk import rank_file_bytes
 from orchestrator.planning.memory.host import (
     LAUNCHER_BYTES,
     PROCESS_BYTES,
@@ -24,18 +25,20 @@ from orchestrator.planning.memory.states import device_states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """RAM of one host at start, in a step and while a checkpoint is written. ``components`` are those of a step."""
+    """RAM of one host at start, in a step, and while a checkpoint is written or read. ``components`` are those of a step."""
 
     host: str
     start_bytes: int
     step_bytes: int
     save_bytes: int
+    load_bytes: int
+    """While a run resumes: a process that has its states reads its files whole before it copies them."""
     capacity_bytes: int
     components: Mapping[str, int]
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is needed at any time."""
+        """The most that a run needs at any time; one that resumes needs ``load_bytes`` at its start."""
         return max(self.start_bytes, self.step_bytes, self.save_bytes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,6 +48,7 @@ class HostMemory:
             "start_bytes": self.start_bytes,
             "step_bytes": self.step_bytes,
             "save_bytes": self.save_bytes,
+            "load_bytes": self.load_bytes,
             "capacity_bytes": self.capacity_bytes,
             "components": dict(self.components),
         }
@@ -72,6 +76,7 @@ class HostShare:
     save: int
     first_replica_save: int
     """``save`` of a rank that also writes the model's parameters: the first data-parallel rank."""
+    load: int
     nvme: int
     components: Mapping[str, int]
 
@@ -93,9 +98,18 @@ def host_share(
     )
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
     start = _start_process_bytes(settings, cluster, load) + first.total
+    read = sum(int(size) for size in rank_file_bytes(settings, load))
     if settings.accelerator is Accelerator.cpu:
         step = device_bytes
-        return HostShare(start=start, step=step, save=step, first_replica_save=step, nvme=disk, components={"processes": step})
+        return HostShare(
+            start=start,
+            step=step,
+            save=step,
+            first_replica_save=step,
+            load=start + read,
+            nvme=disk,
+            components={"processes": step},
+        )
     states = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)
     save = PROCESS_BYTES + states.total
     own, whole = (
@@ -106,6 +120,7 @@ def host_share(
         step=save + activation_bytes,
         save=save + own,
         first_replica_save=save + whole,
+        load=save + read,
         nvme=disk,
         components={
             "processes": PROCESS_BYTES,
@@ -161,10 +176,11 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
 def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[HostMemory, NvmeMemory]:
     """RAM and disk of a host with so many ranks of each share, some of which also write the model's parameters."""
     components = {"launcher": LAUNCHER_BYTES}
-    start = save = LAUNCHER_BYTES
+    start = save = load = LAUNCHER_BYTES
     disk = 0
     for share, count, writers in present:
         start += share.start * count
+        load += share.load * count
         save += share.save * (count - writers) + share.first_replica_save * writers
         disk += share.nvme * count
         for name, size in share.components.items():
@@ -174,6 +190,7 @@ def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -
         start_bytes=start,
         step_bytes=sum(components.values()),
         save_bytes=save,
+        load_bytes=load,
         capacity_bytes=cluster.host_memory_bytes,
         components={name: size for name, size in components.items() if size},
     )

@@ -4,9 +4,9 @@ Three numbers for every phase. *Allocated* are tensors. *Reserved* is what torch
 for them: blocks are rounded, and those freed by one phase serve the next only where they are large enough. *Device* adds what
 lies outside the allocator: the CUDA context, and NCCL's buffers for each group of ranks beyond the first.
 
-The allocator gives cached blocks back before it fails. What a run *needs* is therefore the largest phase; what a monitor *shows*
-is anything up to the sum over components of the most that each ever held, or the whole device. The numbers are what is needed,
-the intervals end at what may be seen.
+The allocator gives cached blocks back before it fails. What a run *needs* is therefore the largest phase; what a monitor
+*shows* is anything up to the sum over components of the most that each ever held, or the whole device. The numbers are what is
+needed, the intervals end at what may be seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Overheads:
     Public reports range from under 2 % with expandable segments to over 10 % without. ``tests/benchmarks/memory_accuracy.py``
     fits it on published readings, without the source that it then predicts.
     """
-    cpu_fragmentation: float = 0.2
+    cpu_fragmentation: float = 0.3
     """The same for the C library's allocator: blocks it keeps after they are freed. 5 to 43 % in runs of our own."""
     communicator_bytes: int = 512 * MIB
     """NCCL's buffers for a group of ranks; 0.3 to 0.6 GB in reports from NVLink machines."""

@@ -7,8 +7,8 @@ import pytest
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.memory.device import Phase
-from orchestrator.planning.memory.estimate import ALLOCATOR_SLACK
 from orchestrator.planning.memory.host import LAUNCHER_BYTES, PROCESS_BYTES
+from orchestrator.planning.memory.levels import OVERHEADS
 from orchestrator.units import GIB
 from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, plan_of, run_config
 
@@ -33,8 +33,15 @@ def test_components_add_up_and_the_levels_nest():
     for changes in ({}, {"zero__stage": 3}, OFFLOAD, {"parallelism__pipeline_parallel_size": 4}, {"zero__stage": 0}):
         for entry in memory_of(**changes).device:
             assert sum(entry.components.values()) == entry.allocated_bytes
-            assert entry.reserved_bytes == round(entry.allocated_bytes * (1 + ALLOCATOR_SLACK))
-            assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB)
+            assert entry.reserved_bytes == round(entry.allocated_bytes * (1 + OVERHEADS.fragmentation))
+            groups = "parallelism__pipeline_parallel_size" in changes
+            assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB) + groups * OVERHEADS.communicator_bytes
+            for size, interval in (
+                (entry.allocated_bytes, entry.allocated_interval),
+                (entry.reserved_bytes, entry.reserved_interval),
+                (entry.device_bytes, entry.device_interval),
+            ):
+                assert size in interval
             assert entry.capacity_bytes == round(79.14 * GIB)
 
 
