@@ -149,9 +149,10 @@ def _model(row: Row, system: str) -> PublishedModel:
         vocab = -(-vocab // (128 * tensor)) * 128 * tensor
     tied = row.flag("tied")
     name = row.text("model")
+    has_rms_norm = "llama" in name or (gated and row.note("swiglu") != "yes")
     facts = replace(
         FAMILIES[Family.llama if gated else Family.gpt2],
-        norm=NormKind.rms_norm if gated and row.note("swiglu") != "yes" or "llama" in name else NormKind.layer_norm,
+        norm=NormKind.rms_norm if has_rms_norm else NormKind.layer_norm,
         learned_positions=not gated and row.note("pos") not in ("rope", "alibi", "none"),
         residual_dropout=True,
         embedding_dropout=True,
