@@ -230,7 +230,8 @@ def _line(outcome: Outcome) -> str:
     measured = outcome.row.text("measured_gib") or "-"
     error = "" if outcome.error is None else f"{outcome.error:+.1%}"
     inside = "" if not outcome.row.measured_gib else "in" if outcome.is_inside else "OUT"
-    return f"{outcome.row.id:10}{outcome.row.kind:16}{measured:>9} [{low:8.2f}, {high:8.2f}] {error:>7} {inside:4}{outcome.decision}"
+    row, expected = outcome.row, f"[{low:8.2f}, {high:8.2f}]"
+    return f"{row.id:10}{row.kind:16}{measured:>9} {expected} {error:>7} {inside:4}{outcome.decision}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
 from orchestrator.planning.broadcast import larger
@@ -68,9 +69,10 @@ class StageLoad:
     """Whether a step has more than one micro-batch."""
 
 
-def phase_components(
-    spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass
-) -> Mapping[Phase, Mapping[str, Size]]:
+PhaseComponents: TypeAlias = Mapping[Phase, Mapping[str, Size]]
+
+
+def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> PhaseComponents:
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
     shape, dp = load.shape, load.data_parallel_size
     trained = shape.trainable_parameters
@@ -119,6 +121,15 @@ def phase_components(
     }
 
 
+def with_in_flight(spec: ModelSpec, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:
+    """The components of an equal stage with another number of micro-batches in flight."""
+    kept = _kept_for_backward(spec, load, passed)
+    return {
+        phase: {**components, **kept} if phase in (Phase.loss, Phase.backward) else components
+        for phase, components in phases.items()
+    }
+
+
 def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
     """What is there whenever all activations are."""
     return {
@@ -128,6 +139,13 @@ def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
             data_parallel_size=load.data_parallel_size,
             accumulates=load.accumulates,
         ),
+        **_kept_for_backward(spec, load, passed),
+    }
+
+
+def _kept_for_backward(spec: ModelSpec, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
+    """What grows with the micro-batches in flight."""
+    return {
         "activations": sum(
             stage_activation_bytes(spec, stage, passed, in_flight=held)
             for stage, held in zip(load.held, load.in_flight, strict=True)

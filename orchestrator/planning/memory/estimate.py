@@ -17,7 +17,7 @@ from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.activations import Pass, host_activation_bytes, in_flight_micro_batches
-from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
+from orchestrator.planning.memory.device import Phase, PhaseComponents, StageLoad, phase_components, with_in_flight
 from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk
 from orchestrator.planning.memory.host import host_states
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory, host_share, sum_hosts
@@ -27,10 +27,12 @@ from orchestrator.planning.memory.levels import (
     Levels,
     cached_bytes,
     extra_groups,
+    held_bytes,
     levels,
     needed_bytes,
+    remember,
 )
-from orchestrator.planning.memory.shape import rank_shape
+from orchestrator.planning.memory.shape import RankShape, rank_shape
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
@@ -78,9 +80,9 @@ class DeviceMemory:
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "device_bytes": self.device_bytes,
-            "allocated_interval": self.allocated_interval.to_list(),
-            "reserved_interval": self.reserved_interval.to_list(),
-            "device_interval": self.device_interval.to_list(),
+            "allocated_interval": list(self.allocated_interval),
+            "reserved_interval": list(self.reserved_interval),
+            "device_interval": list(self.device_interval),
             "capacity_bytes": self.capacity_bytes,
             "components": dict(self.components),
             "phase": self.phase.value,
@@ -120,19 +122,19 @@ class Estimator:
     """Share of each layer that is trained; ``None`` = all of all."""
 
     def estimate(self, partition: Partition) -> MemoryEstimate:
-        """The memory of the run. Work grows with stages and hosts, not with ranks."""
-        loads = [self._load(index, partition.held_by(index)) for index in range(partition.num_coordinates)]
-        device = [self._device(index, load) for index, load in enumerate(loads)]
-        shares = [
-            host_share(
-                self.settings,
-                self.cluster,
-                load,
-                device_bytes=memory.device_bytes,
-                activation_bytes=self._host_activations(load),
+        """The memory of the run. Work grows with kinds of stages and with hosts, not with ranks."""
+        passed = self.passed
+        known: dict[Any, tuple[RankShape, PhaseComponents]] = {}
+        loads, device, shares = [], [], []
+        for index in range(partition.num_coordinates):
+            load, phases = self._known_stage(index, partition.held_by(index), passed, known)
+            memory = self._device(index, load, phases, passed)
+            loads.append(load)
+            device.append(memory)
+            waiting = self._host_activations(load, passed)
+            shares.append(
+                host_share(self.settings, self.cluster, load, device_bytes=memory.device_bytes, activation_bytes=waiting)
             )
-            for load, memory in zip(loads, device, strict=True)
-        ]
         host, nvme = sum_hosts(self.cluster, self.layout, shares)
         checkpoints = checkpoint_disk(
             self.settings,
@@ -145,10 +147,29 @@ class Estimator:
 
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
-        return self._device(coordinate, self._load(coordinate, held)).device_bytes
+        load, phases = self._known_stage(coordinate, held, self.passed, {})
+        return self._device(coordinate, load, phases, self.passed).device_bytes
+
+    def _known_stage(
+        self,
+        coordinate: int,
+        held: Sequence[Stage],
+        passed: Pass,
+        known: dict[Any, tuple[RankShape, PhaseComponents]],
+    ) -> tuple[StageLoad, PhaseComponents]:
+        """The load of a stage and its components; stages of one kind differ in their micro-batches in flight alone."""
+        kind = tuple(stage.kind if self.trainable_shares is None else stage for stage in held)
+        if kind not in known:
+            load = self._load(coordinate, held, self._shape(held))
+            known[kind] = load.shape, phase_components(self.spec, self.settings, load, passed)
+            return load, known[kind][1]
+        shape, phases = known[kind]
+        load = self._load(coordinate, held, shape)
+        return load, with_in_flight(self.spec, phases, load, passed)
 
     @property
-    def _pass(self) -> Pass:
+    def passed(self) -> Pass:
+        """One forward and backward pass of any rank."""
         checkpointing = self.config.activation_checkpointing
         return Pass(
             micro_batch=self.layout.train_micro_batch_size_per_gpu,
@@ -163,15 +184,17 @@ class Estimator:
             accelerator=self.settings.accelerator,
         )
 
-    def _load(self, coordinate: int, held: Sequence[Stage]) -> StageLoad:
-        layout = self.layout
-        shape = rank_shape(
+    def _shape(self, held: Sequence[Stage]) -> RankShape:
+        return rank_shape(
             self.spec,
             held,
-            tensor_parallel_size=layout.tensor_parallel_size,
+            tensor_parallel_size=self.layout.tensor_parallel_size,
             persistence_threshold=self.settings.stage3_param_persistence_threshold,
             trainable_shares=self.trainable_shares,
         )
+
+    def _load(self, coordinate: int, held: Sequence[Stage], shape: RankShape) -> StageLoad:
+        layout = self.layout
         in_flight = [
             in_flight_micro_batches(
                 coordinate,
@@ -191,19 +214,23 @@ class Estimator:
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
-    def _host_activations(self, load: StageLoad) -> int:
+    def _host_activations(self, load: StageLoad, passed: Pass) -> int:
+        if not passed.cpu_checkpointing:
+            return 0
         return sum(
-            int(host_activation_bytes(self.spec, stage, self._pass, in_flight=held))
+            int(host_activation_bytes(self.spec, stage, passed, in_flight=held))
             for stage, held in zip(load.held, load.in_flight, strict=True)
         )
 
-    def _device(self, coordinate: int, load: StageLoad) -> DeviceMemory:
+    def _device(self, coordinate: int, load: StageLoad, phases: PhaseComponents, passed: Pass) -> DeviceMemory:
+        if self.settings.accelerator is Accelerator.cpu:
+            phases = self._with_offloaded(phases, load, passed)
         counted = {
-            phase: {name: int(size) for name, size in components.items() if size}
-            for phase, components in self._phases(load).items()
+            phase: {name: int(size) for name, size in components.items() if size} for phase, components in phases.items()
         }
         peak = max(counted, key=lambda phase: sum(counted[phase].values()))
-        highest = self._levels(needed_bytes(counted), cached_bytes(counted))
+        surroundings = self._surroundings
+        highest = levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings)
         return DeviceMemory(
             stage=coordinate,
             ranks=self.layout.stage_ranks(coordinate),
@@ -216,48 +243,44 @@ class Estimator:
             capacity_bytes=self.cluster.device_memory_bytes,
             components=counted[peak],
             phase=peak,
-            phases=self._phase_memories(counted),
+            phases=_phase_memories(counted, surroundings),
         )
 
-    def _phase_memories(self, counted: Mapping[Phase, Mapping[str, int]]) -> Mapping[Phase, PhaseMemory]:
-        """Levels of each phase; the allocator may still hold what earlier phases needed."""
-        memories: dict[Phase, PhaseMemory] = {}
-        earlier: dict[Phase, Mapping[str, int]] = {}
-        for phase, components in counted.items():
-            earlier[phase] = components
-            memories[phase] = PhaseMemory(
-                components=components, levels=self._levels(sum(components.values()), cached_bytes(earlier))
-            )
-        return memories
-
-    def _levels(self, needed: int, cached: int) -> Levels:
+    @property
+    def _surroundings(self) -> DeviceSurroundings:
         layout = self.layout
-        return levels(
-            needed=needed,
-            cached=cached,
-            surroundings=DeviceSurroundings(
-                accelerator=self.cluster.accelerator,
-                context_bytes=self.cluster.device_context_bytes,
-                extra_groups=extra_groups(
-                    tensor_parallel_size=layout.tensor_parallel_size,
-                    pipeline_parallel_size=layout.pipeline_parallel_size,
-                    data_parallel_size=layout.data_parallel_size,
-                ),
-                capacity_bytes=self.cluster.device_memory_bytes,
+        return DeviceSurroundings(
+            accelerator=self.cluster.accelerator,
+            context_bytes=self.cluster.device_context_bytes,
+            extra_groups=extra_groups(
+                tensor_parallel_size=layout.tensor_parallel_size,
+                pipeline_parallel_size=layout.pipeline_parallel_size,
+                data_parallel_size=layout.data_parallel_size,
             ),
+            capacity_bytes=self.cluster.device_memory_bytes,
         )
 
-    def _phases(self, load: StageLoad) -> Mapping[Phase, Mapping[str, Any]]:
-        """Components of the device; on a CPU what is offloaded stays in the same process."""
-        phases = phase_components(self.spec, self.settings, load, self._pass)
-        if self.settings.accelerator is not Accelerator.cpu:
-            return phases
+    def _with_offloaded(self, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:
+        """On a CPU what is offloaded stays in the same process."""
         states = host_states(
             self.settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates
         )
-        activations = self._host_activations(load)
+        activations = self._host_activations(load, passed)
         kept = {Phase.loss: activations, Phase.backward: activations}
         return {
             phase: {**components, "offloaded_states": states.total, "offloaded_activations": kept.get(phase, 0)}
             for phase, components in phases.items()
         }
+
+
+def _phase_memories(
+    counted: Mapping[Phase, Mapping[str, int]], surroundings: DeviceSurroundings
+) -> Mapping[Phase, PhaseMemory]:
+    """Levels of each phase; the allocator may still hold what earlier phases needed."""
+    memories: dict[Phase, PhaseMemory] = {}
+    held: dict[str, int] = {}
+    for phase, components in counted.items():
+        remember(held, components)
+        level = levels(needed=sum(components.values()), cached=held_bytes(held), surroundings=surroundings)
+        memories[phase] = PhaseMemory(components=components, levels=level)
+    return memories

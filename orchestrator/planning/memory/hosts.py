@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
@@ -23,8 +23,7 @@ from orchestrator.planning.memory.nvme import nvme_bytes
 from orchestrator.planning.memory.states import device_states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
+class HostMemory(NamedTuple):
     """RAM of one host at start, in a step, and while a checkpoint is written or read. ``components`` are those of a step."""
 
     host: str
@@ -54,8 +53,7 @@ class HostMemory:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmeMemory:
+class NvmeMemory(NamedTuple):
     """Disk of one host; ``capacity_bytes`` is ``None`` when unknown."""
 
     host: str
@@ -142,21 +140,31 @@ def sum_hosts(
     """
     memories: list[HostMemory] = []
     disks: list[NvmeMemory] = []
-    known: dict[_Mix, tuple[HostMemory, NvmeMemory]] = {}
+    known: dict[_Mix, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
     first_rank = 0
     for host in cluster.hosts:
-        ranks = range(first_rank, first_rank + host.slots)
-        first_rank = ranks.stop
-        mix = tuple(
-            (stage, _overlap(ranks, layout.stage_ranks(stage)), _overlap(ranks, _first_replica(layout, stage)))
-            for stage in range(ranks.start // layout.ranks_per_stage, -(-ranks.stop // layout.ranks_per_stage))
-        )
+        mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
+        first_rank += host.slots
         if mix not in known:
             known[mix] = _host(cluster, [(shares[stage], count, writers) for stage, count, writers in mix])
         memory, disk = known[mix]
-        memories.append(replace(memory, host=host.name))
-        disks.append(replace(disk, host=host.name))
+        memories.append(HostMemory._make((host.name, *memory)))
+        disks.append(NvmeMemory._make((host.name, *disk)))
     return tuple(memories), tuple(disks)
+
+
+def _mix(first_rank: int, stop_rank: int, ranks_per_stage: int, tensor_parallel_size: int) -> _Mix:
+    """Which stages the ranks of a host are in. Of a stage's ranks the first tensor-parallel group is the first replica."""
+    first, last = first_rank // ranks_per_stage, (stop_rank - 1) // ranks_per_stage
+    if first == last:
+        writers = first * ranks_per_stage + tensor_parallel_size - first_rank
+        return ((first, stop_rank - first_rank, min(writers, stop_rank - first_rank) if writers > 0 else 0),)
+    mix = []
+    for stage in range(first, last + 1):
+        start = stage * ranks_per_stage
+        inside, stop = max(first_rank, start), min(stop_rank, start + ranks_per_stage)
+        mix.append((stage, stop - inside, max(0, min(stop, start + tensor_parallel_size) - inside)))
+    return tuple(mix)
 
 
 def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad) -> int:
@@ -173,8 +181,8 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
     return cluster.device_context_bytes + 2 * int(states.parameters) + int(states.optimizer_states)
 
 
-def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[HostMemory, NvmeMemory]:
-    """RAM and disk of a host with so many ranks of each share, some of which also write the model's parameters."""
+def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """RAM and disk of a host with so many ranks of each share, some of which also write the model: all but its name."""
     components = {"launcher": LAUNCHER_BYTES}
     start = save = load = LAUNCHER_BYTES
     disk = 0
@@ -194,13 +202,4 @@ def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -
         capacity_bytes=cluster.host_memory_bytes,
         components={name: size for name, size in components.items() if size},
     )
-    return memory, NvmeMemory(host="", bytes=disk, capacity_bytes=cluster.nvme_bytes)
-
-
-def _first_replica(layout: ParallelLayout, stage: int) -> range:
-    start = layout.stage_ranks(stage).start
-    return range(start, start + layout.tensor_parallel_size)
-
-
-def _overlap(first: range, second: range) -> int:
-    return max(0, min(first.stop, second.stop) - max(first.start, second.start))
+    return memory[1:], NvmeMemory(host="", bytes=disk, capacity_bytes=cluster.nvme_bytes)[1:]

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from orchestrator.config.enums import Accelerator
-from orchestrator.planning.broadcast import larger, smaller
+from orchestrator.planning.broadcast import larger
 from orchestrator.planning.parameters import Size
 from orchestrator.units import MIB
 
@@ -49,14 +51,14 @@ OVERHEADS = Overheads()
 """Those that the planner uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """Bytes between which a reading is expected."""
 
     low: int
     high: int
 
-    def __contains__(self, size: float) -> bool:
+    def holds(self, size: float) -> bool:
+        """Whether a reading lies in it."""
         return self.low <= size <= self.high
 
     @property
@@ -64,13 +66,8 @@ class Interval:
         """Width as a share of the middle."""
         return 2 * (self.high - self.low) / (self.high + self.low) if self.high else 0.0
 
-    def to_list(self) -> list[int]:
-        """For JSON."""
-        return [self.low, self.high]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class Levels(NamedTuple):
     """The three numbers of a phase, or of a whole step, in bytes."""
 
     allocated_bytes: int
@@ -86,9 +83,9 @@ class Levels:
             "allocated_bytes": self.allocated_bytes,
             "reserved_bytes": self.reserved_bytes,
             "device_bytes": self.device_bytes,
-            "allocated_interval": self.allocated_interval.to_list(),
-            "reserved_interval": self.reserved_interval.to_list(),
-            "device_interval": self.device_interval.to_list(),
+            "allocated_interval": list(self.allocated_interval),
+            "reserved_interval": list(self.reserved_interval),
+            "device_interval": list(self.device_interval),
         }
 
 
@@ -99,20 +96,20 @@ class DeviceSurroundings:
     accelerator: Accelerator
     context_bytes: int
     """CUDA context and the first communicators; on a CPU the interpreter."""
-    extra_groups: int
+    extra_groups: Size
     """Groups of ranks beyond the first that a rank communicates in."""
     capacity_bytes: int
 
 
-def extra_groups(*, tensor_parallel_size: int, pipeline_parallel_size: int, data_parallel_size: int) -> int:
+def extra_groups(*, tensor_parallel_size: Size, pipeline_parallel_size: Size, data_parallel_size: Size) -> Size:
     """Groups beyond the first: one for each axis in use."""
-    return max(0, sum(size > 1 for size in (tensor_parallel_size, pipeline_parallel_size, data_parallel_size)) - 1)
+    used = (tensor_parallel_size > 1) * 1 + (pipeline_parallel_size > 1) + (data_parallel_size > 1)
+    return larger(used - 1, 0)
 
 
 def needed_bytes(phases: Mapping[Any, Mapping[str, Size]]) -> Size:
     """Bytes of the largest phase."""
-    totals = [sum(components.values()) for components in phases.values()]
-    return larger(*totals)
+    return larger(*(sum(components.values()) for components in phases.values()))
 
 
 def cached_bytes(phases: Mapping[Any, Mapping[str, Size]]) -> Size:
@@ -121,37 +118,60 @@ def cached_bytes(phases: Mapping[Any, Mapping[str, Size]]) -> Size:
     Whole parameters that ZeRO-3 gathers are freed in another order than they are made, in many sizes: blocks for them are
     there twice.
     """
-    names = {name: None for components in phases.values() for name in components}
-    largest = {name: larger(*(components.get(name, 0) for components in phases.values())) for name in names}
-    return sum(largest.values()) + largest.get(GATHERED, 0)
+    held: dict[str, Size] = {}
+    for components in phases.values():
+        remember(held, components)
+    return held_bytes(held)
 
 
-def levels(
-    *, needed: int, cached: int, surroundings: DeviceSurroundings, overheads: Overheads = OVERHEADS, spread: float | None = None
-) -> Levels:
+def remember(held: dict[str, Size], components: Mapping[str, Size]) -> None:
+    """Raise what the allocator holds of each component to what a phase needs."""
+    for name, size in components.items():
+        before = held.get(name)
+        if before is None:
+            held[name] = size
+        elif before is not size:
+            held[name] = larger(before, size)
+
+
+def held_bytes(held: Mapping[str, Size]) -> Size:
+    """All that the allocator holds: ``cached_bytes`` of the phases so far."""
+    return sum(held.values()) + held.get(GATHERED, 0)
+
+
+def reserved_bytes(allocated: Size, accelerator: Accelerator, overheads: Overheads = OVERHEADS) -> Size:
+    """What the allocator takes from the device for ``allocated`` bytes of tensors."""
+    on_cpu = accelerator is Accelerator.cpu
+    taken = allocated * (1 + (overheads.cpu_fragmentation if on_cpu else overheads.fragmentation))
+    return np.rint(taken).astype(np.int64) if isinstance(taken, np.ndarray) else round(taken)
+
+
+def outside_bytes(surroundings: DeviceSurroundings, overheads: Overheads = OVERHEADS) -> Size:
+    """What a device holds beside the allocator's blocks."""
+    if surroundings.accelerator is Accelerator.cpu:
+        return surroundings.context_bytes
+    return surroundings.context_bytes + surroundings.extra_groups * overheads.communicator_bytes
+
+
+def levels(*, needed: int, cached: int, surroundings: DeviceSurroundings, overheads: Overheads = OVERHEADS) -> Levels:
     """The three levels of a phase that needs ``needed`` bytes when the allocator may hold ``cached``."""
     on_cpu = surroundings.accelerator is Accelerator.cpu
-    share = 1 + (overheads.cpu_fragmentation if on_cpu else overheads.fragmentation)
-    width = spread if spread is not None else overheads.cpu_spread if on_cpu else overheads.reading_spread
-    outside = surroundings.context_bytes
-    if not on_cpu:
-        outside += surroundings.extra_groups * overheads.communicator_bytes
-    reserved = round(needed * share)
-    shown = round((needed if on_cpu else cached) * share)
+    outside = outside_bytes(surroundings, overheads)
+    reserved = reserved_bytes(needed, surroundings.accelerator, overheads)
+    shown = reserved if on_cpu else reserved_bytes(cached, surroundings.accelerator, overheads)
+    spread = overheads.cpu_spread if on_cpu else overheads.reading_spread
+    exact, room = overheads.allocated_spread, surroundings.capacity_bytes
     return Levels(
         allocated_bytes=needed,
         reserved_bytes=reserved,
         device_bytes=reserved + outside,
-        allocated_interval=_around(needed, needed, overheads.allocated_spread, None),
-        reserved_interval=_around(reserved, shown, width, larger(surroundings.capacity_bytes - outside, reserved)),
-        device_interval=_around(
-            reserved + outside, shown + outside, width, larger(surroundings.capacity_bytes, reserved + outside)
-        ),
+        allocated_interval=Interval(round(needed * (1 - exact)), round(needed * (1 + exact))),
+        reserved_interval=_reading(reserved, shown, spread, max(room - outside, reserved)),
+        device_interval=_reading(reserved + outside, shown + outside, spread, max(room, reserved + outside)),
     )
 
 
-def _around(needed: int, shown: int, spread: float, room: int | None) -> Interval:
+def _reading(needed: int, shown: int, spread: float, room: int) -> Interval:
     """From below what is needed or shown to above what is shown; no reading exceeds the room of the device."""
-    shown = shown if room is None else smaller(shown, room)
-    high = round(shown * (1 + spread))
-    return Interval(min(needed, round(shown * (1 - spread))), high if room is None else max(shown, min(high, room)))
+    shown = min(shown, room)
+    return Interval(min(needed, round(shown * (1 - spread))), max(shown, min(round(shown * (1 + spread)), room)))
