@@ -325,7 +325,8 @@ def _saved_norm_bytes(
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size) + ceil_divide(
         spec.num_key_value_heads, tensor_parallel_size
     )
-    query_key = (widths.query + widths.key_value) * (FP32_BYTES + dtype_bytes) + heads * STATISTIC_BYTES
+    inputs_and_values = dtype_bytes if kernels.norm is NormKernel.fused else FP32_BYTES + dtype_bytes
+    query_key = (widths.query + widths.key_value) * inputs_and_values + heads * STATISTIC_BYTES
     return saved + tokens * query_key
 
 

@@ -35,6 +35,9 @@ ENCODERS = ("bert",)
 WITHOUT_DROPOUT = ("mpt", "bloom")
 
 
+MOST_LAYERS = 10_000
+
+
 class NotPredictable(ValueError):
     """A row lacks what a prediction needs."""
 
@@ -142,6 +145,8 @@ def _model(row: Row, system: str) -> PublishedModel:
     layers, hidden, heads = (row.whole(name) for name in ("layers", "hidden", "heads"))
     if min(layers, hidden, heads) < 1 or row.whole("seq_len") < 1 or row.whole("micro_batch") < 1:
         raise NotPredictable("layers, hidden, heads, seq_len or micro_batch is not stated")
+    if layers > MOST_LAYERS or row.whole("pp", 1) > layers:
+        raise NotPredictable(f"no model has {layers} layers on {row.whole('pp', 1)} stages")
     gated = _is_gated(row)
     tensor = max(1, row.whole("tp", 1))
     vocab = max(1, row.whole("vocab", 1))
@@ -157,6 +162,7 @@ def _model(row: Row, system: str) -> PublishedModel:
         residual_dropout=True,
         embedding_dropout=True,
         fused_query_key_value=False,
+        query_key_norm=bool(row.flag("qk_layernorm")) or "qwen3" in name,
         fp32_softmax=autocasts(row),
         query_key_value_bias=NO if gated or "mpt" in name else YES,
         mlp_bias=NO if gated or "mpt" in name else YES,

@@ -7,6 +7,7 @@ kept. Nothing here raises for what a file may hold.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -107,11 +108,12 @@ class Row:
 
 
 def parse_number(text: str) -> float | None:
-    """A number as people write it, or ``None``."""
+    """A finite number as people write it, or ``None``."""
     try:
-        return float(text.strip().replace(",", ""))
+        value = float(text.strip().replace(",", ""))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def read_rows(path: Path) -> list[Row]:
