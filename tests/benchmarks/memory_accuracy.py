@@ -113,11 +113,11 @@ def judge(rows: Sequence[Row]) -> list[Outcome]:
 
 
 def fit(rows: Iterable[Row], predicted: Mapping[int, Prediction | str]) -> Overheads:
-    """The fragmentation that makes readings right: the mean of each source's median, so that every source counts once.
+    """The fragmentation that makes the median reading right.
 
     Of what lies outside the allocator nothing is fitted. A reading of a full device says nothing of fragmentation.
     """
-    shares: dict[str, list[float]] = {}
+    shares = []
     for row in rows:
         found, measured = predicted[id(row)], row.measured_gib
         if row.kind not in READINGS or measured is None or not isinstance(found, Prediction):
@@ -125,11 +125,10 @@ def fit(rows: Iterable[Row], predicted: Mapping[int, Prediction | str]) -> Overh
         if row.capacity_gib is not None and measured > FULL * row.capacity_gib:
             continue
         outside = found.outside_bytes if row.kind == "device_used" else 0
-        shares.setdefault(row.group, []).append((measured * GIB - outside) / found.cached_bytes - 1)
-    medians = [statistics.median(values) for values in shares.values() if len(values) >= FEWEST_ROWS]
-    if not medians:
+        shares.append((measured * GIB - outside) / found.cached_bytes - 1)
+    if len(shares) < FEWEST_ROWS:
         return OVERHEADS
-    return replace(OVERHEADS, fragmentation=min(MOST_FRAGMENTATION, max(0.0, statistics.fmean(medians))))
+    return replace(OVERHEADS, fragmentation=min(MOST_FRAGMENTATION, max(0.0, statistics.median(shares))))
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, optimizer_wrapper, resolve_settings
 from orchestrator.planning.layers import layer_parameters
 from orchestrator.planning.memory.activations import stage_activation_bytes, stage_logits_bytes, stage_working_bytes
+from orchestrator.planning.memory.buffers import CUBLAS_WORKSPACE_BYTES
 from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
 from orchestrator.planning.memory.shape import RankShape, rank_shape
 from orchestrator.units import MIB
@@ -27,6 +28,8 @@ MEGATRON_WORKSPACE_BYTES = {"ampere": 72 * MIB, "hopper": 100 * MIB}
 """Megatron-LM's CI: ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` for two handles, and Transformer Engine's own 4 or 32 MiB."""
 OPTIMIZER_BYTES = {"adam8bit": 2, "adamw8bit": 2, "adafactor": 0, "sgd": 0}
 """What optimizers other than Adam remember of a parameter; Adam 8."""
+TEMPORARIES = 2
+"""Tensors as large as the one that is updated that torch's AdamW makes."""
 PUBLISHED_SETTINGS: Mapping[str, Mapping[str, int]] = {
     "bf16_master_weight": {"reduce_bucket_size": 50_000_000, "stage3_param_persistence_threshold": 0},
 }
@@ -149,20 +152,27 @@ def _fsdp(case: Case, coordinate: int) -> Components:
 
 
 def _torch(case: Case, coordinate: int) -> Components:
-    """One replica, or plain data parallelism. Autocast keeps a 16-bit copy of the matrices of the pass it runs."""
-    parameters = float(shape_of(case, coordinate).parameters)
+    """One replica, or plain data parallelism, as the planner counts an engine without ZeRO.
+
+    Autocast keeps a 16-bit copy of the weights of the pass it runs.
+    """
+    shape = shape_of(case, coordinate)
+    parameters, largest = float(shape.parameters), float(shape.largest_parameter)
     activations, logits, working = _passes(case, coordinate)
-    element = 4 if "amp" in case.row.text("precision") or case.row.text("precision") == "fp32" else 2
+    autocast = "amp" in case.row.text("precision")
+    element = 4 if autocast or case.row.text("precision") == "fp32" else 2
     permanent = {
         "parameters": element * parameters,
         "gradients": element * parameters,
         "optimizer_states": _remembered(case) * parameters * element / 4,
+        "workspace": float(CUBLAS_WORKSPACE_BYTES),
     }
-    copies = {"autocast_copies": 2 * parameters if "amp" in case.row.text("precision") else 0.0}
+    passing = {**permanent, "autocast_copies": 2 * parameters if autocast else 0.0, "activations": activations}
     return {
         Phase.start: permanent,
-        Phase.loss: {**permanent, **copies, "activations": activations, "logits": logits},
-        Phase.backward: {**permanent, **copies, "activations": activations, "layer_working_memory": working},
+        Phase.loss: {**passing, "logits": logits},
+        Phase.backward: {**passing, "layer_working_memory": working, "gradient_copies": element * largest},
+        Phase.step: {**permanent, "optimizer_step": TEMPORARIES * element * largest},
     }
 
 

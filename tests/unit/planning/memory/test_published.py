@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from orchestrator.config.enums import Accelerator, Family, RecomputePolicy
 from orchestrator.planning.families import FAMILIES
 from orchestrator.planning.kernels import AttentionKernel, Kernels
 from orchestrator.planning.layers import layer_activation_bytes
+from orchestrator.planning.memory.levels import OVERHEADS
 from orchestrator.planning.memory.states import model_state_bytes
 from orchestrator.units import GIB
-from tests.benchmarks.memory_accuracy import judge, main, statistics_of, summary
+from tests.benchmarks.memory_accuracy import fit, judge, main, statistics_of, summary
 from tests.benchmarks.published_memory import PublishedModel, case_of
 from tests.benchmarks.published_prediction import Prediction, predict
 from tests.benchmarks.published_rows import read_rows
@@ -49,7 +51,7 @@ class TestGates:
         figures = statistics_of([outcome for outcome in outcomes if outcome.row.kind == "peak_allocated"])
         assert (figures["median"] <= 0.025, figures["p90"] <= 0.10) == (True, True)
 
-    @pytest.mark.parametrize(("source", "kind"), [("bsc", "device_used"), ("mle", "peak_reserved"), ("dst", "device_used")])
+    @pytest.mark.parametrize(("source", "kind"), [("bsc", "device_used"), ("hft", "device_used"), ("mle", "peak_reserved")])
     def test_most_readings_lie_in_intervals_that_say_something(self, result, source, kind):
         figures = result["sources"][source][kind]
         assert figures["inside"] >= 0.8
@@ -82,11 +84,24 @@ def test_what_megatron_keeps_after_a_step(row):
     assert kept == pytest.approx(steady, rel=0.02 if case.model.hidden_size > 512 else 0.01, abs=0.1)
 
 
-def test_half_of_the_rows_is_judged_like_the_other_half(outcomes):
-    for kind, limit in (("peak_allocated", 0.05), ("device_used", 0.06)):
-        chosen = sorted((o for o in outcomes if o.row.kind == kind), key=lambda o: hash((o.row.id[::-1], "half")))
-        for half in (chosen[::2], chosen[1::2]):
-            assert statistics_of(half)["median"] <= limit
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("kind", "limit"), [("peak_allocated", 0.03), ("device_used", 0.06)])
+def test_any_half_of_the_rows_is_judged_like_the_other_half(outcomes, kind, limit, seed):
+    chosen = [outcome for outcome in outcomes if outcome.row.kind == kind]
+    random.Random(seed).shuffle(chosen)
+    for half in (chosen[::2], chosen[1::2]):
+        figures = statistics_of(half)
+        assert figures["median"] <= limit
+        assert figures["p90"] <= 0.13
+
+
+def test_the_constants_hold_without_any_of_the_sources(outcomes):
+    """What is fitted on the others is never far from what the planner uses."""
+    predicted = {id(outcome.row): outcome.prediction for outcome in outcomes}
+    for left_out in {outcome.row.group for outcome in outcomes}:
+        fitted = fit([outcome.row for outcome in outcomes if outcome.row.group != left_out], predicted)
+        assert abs(fitted.fragmentation - OVERHEADS.fragmentation) < 0.03
+        assert replace(fitted, fragmentation=OVERHEADS.fragmentation) == OVERHEADS
 
 
 VECTORS = [
