@@ -30,7 +30,9 @@ from orchestrator.planning.memory.levels import (
     held_bytes,
     levels,
     needed_bytes,
+    outside_bytes,
     remember,
+    reserved_bytes,
 )
 from orchestrator.planning.memory.shape import RankShape, rank_shape
 from orchestrator.planning.model_spec import ModelSpec
@@ -148,7 +150,8 @@ class Estimator:
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
         load, phases = self._known_stage(coordinate, held, self.passed, {})
-        return self._device(coordinate, load, phases, self.passed).device_bytes
+        needed = needed_bytes(self._counted(load, phases, self.passed))
+        return int(reserved_bytes(needed, self.cluster.accelerator) + outside_bytes(self._surroundings))
 
     def _known_stage(
         self,
@@ -223,11 +226,7 @@ class Estimator:
         )
 
     def _device(self, coordinate: int, load: StageLoad, phases: PhaseComponents, passed: Pass) -> DeviceMemory:
-        if self.settings.accelerator is Accelerator.cpu:
-            phases = self._with_offloaded(phases, load, passed)
-        counted = {
-            phase: {name: int(size) for name, size in components.items() if size} for phase, components in phases.items()
-        }
+        counted = self._counted(load, phases, passed)
         peak = max(counted, key=lambda phase: sum(counted[phase].values()))
         surroundings = self._surroundings
         highest = levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings)
@@ -245,6 +244,12 @@ class Estimator:
             phase=peak,
             phases=_phase_memories(counted, surroundings),
         )
+
+    def _counted(self, load: StageLoad, phases: PhaseComponents, passed: Pass) -> dict[Phase, dict[str, int]]:
+        """Whole bytes of what is there at all."""
+        if self.settings.accelerator is Accelerator.cpu:
+            phases = self._with_offloaded(phases, load, passed)
+        return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}
 
     @property
     def _surroundings(self) -> DeviceSurroundings:

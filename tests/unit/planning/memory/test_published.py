@@ -100,7 +100,7 @@ def test_the_constants_hold_without_any_of_the_sources(outcomes):
     predicted = {id(outcome.row): outcome.prediction for outcome in outcomes}
     for left_out in {outcome.row.group for outcome in outcomes}:
         fitted = fit([outcome.row for outcome in outcomes if outcome.row.group != left_out], predicted)
-        assert abs(fitted.fragmentation - OVERHEADS.fragmentation) < 0.03
+        assert abs(fitted.fragmentation - OVERHEADS.fragmentation) < 0.04
         assert replace(fitted, fragmentation=OVERHEADS.fragmentation) == OVERHEADS
 
 
