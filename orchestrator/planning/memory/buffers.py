@@ -84,7 +84,8 @@ def gathered_parameter_bytes(settings: DeepSpeedSettings, shape: RankShape, *, d
 
     Those in use and those kept for another use are bounded by ``stage3_max_live_parameters`` and
     ``stage3_max_reuse_distance``; the tensor in use and what is prefetched are always there, and so are those below the
-    persistence threshold (``partitioned_param_coordinator.py``). One rank that offloads nothing has them anyway.
+    persistence threshold (``partitioned_param_coordinator.py``). One rank that offloads nothing has them anyway. That weights
+    leave the device between forward and backward pass takes DeepSpeed's own linear, which the worker installs.
     """
     if settings.optimizer_wrapper is not OptimizerWrapper.zero3:
         return 0 * shape.parameters
