@@ -34,7 +34,8 @@ from orchestrator.planning.memory.levels import (
     remember,
     reserved_bytes,
 )
-from orchestrator.planning.memory.shape import RankShape, rank_shape
+from orchestrator.planning.memory.shape import RankShape, largest_parameter, rank_shape
+from orchestrator.planning.memory.states import FP32_BYTES
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
@@ -135,7 +136,14 @@ class Estimator:
             device.append(memory)
             waiting = self._host_activations(load, passed)
             shares.append(
-                host_share(self.settings, self.cluster, load, device_bytes=memory.device_bytes, activation_bytes=waiting)
+                host_share(
+                    self.settings,
+                    self.cluster,
+                    load,
+                    device_bytes=memory.device_bytes,
+                    activation_bytes=waiting,
+                    initial_value_bytes=self._initial_value_bytes(load),
+                )
             )
         host, nvme = sum_hosts(self.cluster, self.layout, shares)
         checkpoints = checkpoint_disk(
@@ -216,6 +224,11 @@ class Estimator:
             pipeline_parallel_size=layout.pipeline_parallel_size,
             accumulates=layout.gradient_accumulation_steps > 1,
         )
+
+    def _initial_value_bytes(self, load: StageLoad) -> int:
+        """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
+        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in load.held)
+        return FP32_BYTES * int(largest_parameter(self.spec, tensor_parallel_size=1, with_vocabulary=with_vocabulary))
 
     def _host_activations(self, load: StageLoad, passed: Pass) -> int:
         if not passed.cpu_checkpointing:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.planning.broadcast import larger
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.device import StageLoad
@@ -84,18 +85,26 @@ _Mix: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 def host_share(
-    settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad, *, device_bytes: int, activation_bytes: int = 0
+    settings: DeepSpeedSettings,
+    cluster: ClusterSpec,
+    load: StageLoad,
+    *,
+    device_bytes: int,
+    activation_bytes: int = 0,
+    initial_value_bytes: int = 0,
 ) -> HostShare:
     """The share of any rank of a stage whose process takes ``device_bytes`` of its device: on a CPU that is the process.
 
-    ``activation_bytes`` are those that wait in host memory for the backward pass.
+    ``activation_bytes`` are those that wait in host memory for the backward pass, ``initial_value_bytes`` what the largest
+    parameter takes while its first values are made: the model is built before anything is offloaded.
     """
     shape, dp = load.shape, load.data_parallel_size
     disk = nvme_bytes(
         settings, num_parameters=shape.parameters, num_trainable=shape.trainable_parameters, data_parallel_size=dp
     )
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
-    start = _start_process_bytes(settings, cluster, load) + first.total
+    pinning = initialization_copy_bytes(settings, shape, data_parallel_size=dp)
+    start = _start_process_bytes(settings, cluster, load) + larger(first.total + pinning, initial_value_bytes)
     read = sum(int(size) for size in rank_file_bytes(settings, load))
     if settings.accelerator is Accelerator.cpu:
         step = device_bytes
@@ -114,7 +123,7 @@ def host_share(
         save_copy_bytes(settings, shape, data_parallel_size=dp, writes_model=writes_model) for writes_model in (False, True)
     )
     return HostShare(
-        start=start + initialization_copy_bytes(settings, shape, data_parallel_size=dp),
+        start=start,
         step=save + activation_bytes,
         save=save + own,
         first_replica_save=save + whole,

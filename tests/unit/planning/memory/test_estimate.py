@@ -280,3 +280,9 @@ def test_resuming_reads_the_files_of_every_process():
         parameters = plan_of(run_config()).model.num_parameters
         read = host.load_bytes - LAUNCHER_BYTES - 8 * PROCESS_BYTES
         assert read == pytest.approx(12 * parameters + (8 * 2 * parameters if stage == 1 else 0), rel=0.001)
+
+
+def test_a_process_makes_the_largest_parameter_whole_before_it_keeps_its_part():
+    for tensor in (1, 4):
+        (host,) = memory_of(parallelism__tensor_parallel_size=tensor).host
+        assert host.start_bytes == LAUNCHER_BYTES + 8 * (PROCESS_BYTES + 4 * 32000 * 1024)
