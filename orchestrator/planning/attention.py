@@ -8,24 +8,15 @@ attention in fp32 does, because the only fused fp32 kernel needs as many key hea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from orchestrator.config.enums import Accelerator, AttentionImplementation
 from orchestrator.planning.families import rotary_fraction
+from orchestrator.planning.kernels import FP32_BYTES, OURS, AttentionKernel, Kernels
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import LayerWidths, Size, ceil_divide
 
-FP32_BYTES = 4
 STATISTIC_BYTES = 4
 """A row statistic (reciprocal deviation, log-sum-exp) is fp32."""
-
-
-class AttentionKernel(StrEnum):
-    """How attention is computed."""
-
-    eager = "eager"
-    math = "math"
-    fused = "fused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +49,12 @@ def score_softcap(spec: ModelSpec) -> float | None:
     return cap
 
 
-def attention_kernel(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> AttentionKernel:
+def attention_kernel(
+    spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator, kernels: Kernels = OURS
+) -> AttentionKernel:
     """The kernel that runs, from the implementation, the accelerator and what the fused kernels can do."""
+    if kernels.attention is not None:
+        return kernels.attention
     if spec.attention_implementation is AttentionImplementation.eager:
         return AttentionKernel.eager
     grouped = spec.num_key_value_heads < spec.num_attention_heads
@@ -83,12 +78,13 @@ def saved_attention_bytes(
     dtype_bytes: int,
     tensor_parallel_size: Size,
     accelerator: Accelerator,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes that attention keeps between the query, key and value matrices and the output matrix, whose input it includes."""
     tokens = micro_batch * sequence_length
     widths = spec.layer_widths(tensor_parallel_size)
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
-    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
     output, mask = widths.query * dtype_bytes, 0
     if kernel is AttentionKernel.fused:
         masked = _is_masked(spec, sequence_length)
@@ -107,9 +103,14 @@ def saved_attention_bytes(
             accelerator=accelerator,
         )
         per_token = inputs + output + scores
-    fused_matrix = _fused_matrix_elements(
-        spec, kernel, widths, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes
-    )
+    if kernels.copies_split_outputs:
+        fused_matrix = 2 * widths.query + 2 * widths.key_value
+    else:
+        fused_matrix = _fused_matrix_elements(
+            spec, kernel, widths, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes
+        )
+    if kernels.batch_first_attention:
+        fused_matrix = fused_matrix + (widths.query + widths.key_value) * (micro_batch > 1)
     return tokens * (per_token + fused_matrix * dtype_bytes) + mask
 
 
@@ -134,6 +135,7 @@ def recomputed_attention_bytes(
     dtype_bytes: int,
     tensor_parallel_size: Size,
     accelerator: Accelerator,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes that recomputing the attention function makes beside what ``attention_boundary_bytes`` counts.
 
@@ -141,7 +143,7 @@ def recomputed_attention_bytes(
     a batched product copies an input whose heads lie apart in memory, and the math kernel scales query and key.
     """
     widths = spec.layer_widths(tensor_parallel_size)
-    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
     if kernel is AttentionKernel.fused:
         heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
         return micro_batch * sequence_length * (widths.query * dtype_bytes + heads * STATISTIC_BYTES)
@@ -166,13 +168,13 @@ def recomputed_attention_bytes(
     return micro_batch * sequence_length * (inputs + scores)
 
 
-def score_gradient_bytes(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator) -> int:
+def score_gradient_bytes(spec: ModelSpec, *, dtype_bytes: int, accelerator: Accelerator, kernels: Kernels = OURS) -> int:
     """Bytes for each pair of tokens and head that the backward pass of unfused attention adds at its peak.
 
     The gradient of the probabilities and that of the scores, both in the softmax's dtype; the cast-back probabilities are
     free by then.
     """
-    match attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator):
+    match attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels):
         case AttentionKernel.fused:
             return 0
         case AttentionKernel.math:

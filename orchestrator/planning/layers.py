@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from orchestrator.config.enums import Accelerator, AttentionImplementation, RecomputePolicy
 from orchestrator.planning.attention import (
-    FP32_BYTES,
     STATISTIC_BYTES,
-    AttentionKernel,
     attention_boundary_bytes,
     attention_kernel,
     mask_element_bytes,
@@ -27,6 +25,7 @@ from orchestrator.planning.attention import (
 )
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.families import ACTIVATIONS, NormKind, rotary_fraction
+from orchestrator.planning.kernels import FP32_BYTES, OURS, AttentionKernel, CrossEntropyKernel, Kernels, NormKernel
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size, ceil_divide, layer_matrix_parameters, layer_vector_parameters
 
@@ -67,6 +66,7 @@ def layer_activation_bytes(
     sequence_parallel: bool = False,
     recompute: RecomputePolicy,
     accelerator: Accelerator = Accelerator.cuda,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes that one layer keeps for the backward pass of one micro-batch.
 
@@ -95,11 +95,12 @@ def layer_activation_bytes(
             dtype_bytes=dtype_bytes,
             tensor_parallel_size=tensor_parallel_size,
             accelerator=accelerator,
+            kernels=kernels,
         )
     return (
-        _saved_norm_bytes(spec, tokens=tokens, shard=shard, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+        _saved_norm_bytes(spec, kernels, tokens, shard, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
         + attention
-        + _saved_mlp_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+        + _saved_mlp_bytes(spec, kernels, tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
         + 2 * _residual_dropout_bytes(spec, tokens=shard, dtype_bytes=dtype_bytes, accelerator=accelerator)
     )
 
@@ -138,6 +139,7 @@ def layer_working_bytes(
     recompute_interval: Size = 1,
     input_moved: bool = False,
     accelerator: Accelerator = Accelerator.cuda,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes beyond ``layer_activation_bytes`` of all layers while the backward pass is in one layer, at its peak.
 
@@ -155,20 +157,22 @@ def layer_working_bytes(
     widths = spec.layer_widths(tensor_parallel_size)
     whole, residual = (count * spec.hidden_size * dtype_bytes for count in (tokens, shard))
     gathered = whole if sequence_parallel else 0
-    norm = shard * (_norm_input_bytes(spec, dtype_bytes) + _norm_value_bytes(spec, dtype_bytes))
+    norm = shard * (_norm_input_bytes(spec, kernels, dtype_bytes) + _norm_value_bytes(spec, kernels, dtype_bytes))
     after_blocks = spec.facts.norms_per_layer // 2 - 1
-    in_mlp = tokens * widths.intermediate * dtype_bytes * _mlp_gradients(spec) + residual + gathered - after_blocks * norm
+    in_mlp = (
+        tokens * widths.intermediate * dtype_bytes * _mlp_gradients(spec, kernels) + residual + gathered - after_blocks * norm
+    )
     freed = (
-        _saved_mlp_bytes(spec, tokens=tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
+        _saved_mlp_bytes(spec, kernels, tokens, dtype_bytes=dtype_bytes, tensor_parallel_size=tensor_parallel_size)
         + tokens * widths.query * dtype_bytes
         + whole
         + (0 if spec.facts.parallel_residual.of(spec.hf_config) else norm)
         + 2 * after_blocks * norm
     )
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
-    scores = score_gradient_bytes(spec, dtype_bytes=dtype_bytes, accelerator=accelerator)
+    scores = score_gradient_bytes(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
     in_attention = tokens * heads * sequence_length * scores + residual + gathered - freed
-    in_norm = after_blocks * (_norm_gradient_bytes(spec, shard) + residual)
+    in_norm = after_blocks * (_norm_gradient_bytes(spec, kernels, shard) + residual)
     if recompute is RecomputePolicy.selective:
         in_attention = in_attention + recomputed_attention_bytes(
             spec,
@@ -177,6 +181,7 @@ def layer_working_bytes(
             dtype_bytes=dtype_bytes,
             tensor_parallel_size=tensor_parallel_size,
             accelerator=accelerator,
+            kernels=kernels,
         )
     working = larger(in_mlp, in_attention, in_norm)
     if recompute in (RecomputePolicy.none, RecomputePolicy.selective):
@@ -190,9 +195,10 @@ def layer_working_bytes(
         sequence_parallel=sequence_parallel,
         recompute=RecomputePolicy.none,
         accelerator=accelerator,
+        kernels=kernels,
     )
     layers = recompute_interval if recompute is RecomputePolicy.every_k_layers else 1
-    return layers * saved + working + residual * (input_moved - _keeps_input(spec, dtype_bytes))
+    return layers * saved + working + residual * (input_moved - _keeps_input(spec, kernels, dtype_bytes))
 
 
 def embedding_activation_bytes(
@@ -205,6 +211,7 @@ def embedding_activation_bytes(
     sequence_parallel: bool = False,
     recompute: RecomputePolicy,  # noqa: ARG001 - asked like the layers, though every policy keeps tables and masks
     accelerator: Accelerator = Accelerator.cuda,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes kept once a micro-batch before the first layer: token ids, dropout mask, rotary tables and attention mask.
 
@@ -219,7 +226,7 @@ def embedding_activation_bytes(
         positions = sequence_length * TOKEN_ID_BYTES
     else:
         positions = 2 * sequence_length * _rotary_width(spec) * dtype_bytes
-    mask = sequence_length * sequence_length * _shared_mask_bytes(spec, sequence_length, dtype_bytes, accelerator)
+    mask = sequence_length * sequence_length * _shared_mask_bytes(spec, kernels, sequence_length, dtype_bytes, accelerator)
     return tokens * TOKEN_ID_BYTES + positions + dropout + mask
 
 
@@ -231,12 +238,14 @@ def final_norm_activation_bytes(
     dtype_bytes: int,
     tensor_parallel_size: Size = 1,
     sequence_parallel: bool = False,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Bytes that the norm before the head keeps, its output (the head's input, whole on every rank) included."""
     tokens = micro_batch * sequence_length
     shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
-    norm = shard * (_norm_input_bytes(spec, dtype_bytes) + _norm_value_bytes(spec, dtype_bytes)) + _norm_weight_bytes(spec)
-    return norm + tokens * spec.hidden_size * dtype_bytes
+    norm = shard * (_norm_input_bytes(spec, kernels, dtype_bytes) + _norm_value_bytes(spec, kernels, dtype_bytes))
+    output = shard if kernels.gathers_inputs_again else tokens
+    return norm + _norm_weight_bytes(spec) + output * spec.hidden_size * dtype_bytes
 
 
 LOSS_CHUNK_TOKENS = 1024
@@ -251,6 +260,7 @@ def logits_bytes(
     dtype_bytes: int,
     tensor_parallel_size: Size = 1,
     sequence_parallel: bool = False,
+    kernels: Kernels = OURS,
 ) -> Size:
     """Peak bytes beside the saved activations, final norm included, from the logits to the backward pass of that norm.
 
@@ -261,12 +271,14 @@ def logits_bytes(
     """
     tokens = micro_batch * sequence_length
     columns = ceil_divide(spec.vocab_size, tensor_parallel_size)
+    gradient = tokens * spec.hidden_size * dtype_bytes
+    if kernels.cross_entropy is not CrossEntropyKernel.in_place:
+        return tokens * columns * kernels.cross_entropy.peak_bytes(dtype_bytes) + gradient
     facts = spec.facts
     capped = facts.logits_softcap_key is not None and spec.hf_config.get(facts.logits_softcap_key, facts.logits_softcap)
     chunk = smaller(tokens, LOSS_CHUNK_TOKENS) * columns * FP32_BYTES * (2 if capped else 1)
-    gradient = tokens * spec.hidden_size * dtype_bytes
     shard = _residual_tokens(micro_batch, sequence_length, tensor_parallel_size, sequence_parallel)
-    in_norm = _norm_gradient_bytes(spec, shard)
+    in_norm = _norm_gradient_bytes(spec, kernels, shard)
     return larger(tokens * columns * dtype_bytes + larger(chunk, gradient), in_norm)
 
 
@@ -291,7 +303,9 @@ def _residual_tokens(micro_batch: Size, sequence_length: Size, tensor_parallel_s
     return micro_batch * (ceil_divide(sequence_length, tensor_parallel_size) if sequence_parallel else sequence_length)
 
 
-def _saved_norm_bytes(spec: ModelSpec, *, tokens: Size, shard: Size, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
+def _saved_norm_bytes(
+    spec: ModelSpec, kernels: Kernels, tokens: Size, shard: Size, *, dtype_bytes: int, tensor_parallel_size: Size
+) -> Size:
     """What a layer's norms keep of ``shard`` tokens, and the two outputs that feed attention and MLP, of all ``tokens``.
 
     In a parallel block both norms share one input.
@@ -299,31 +313,40 @@ def _saved_norm_bytes(spec: ModelSpec, *, tokens: Size, shard: Size, dtype_bytes
     norms = spec.facts.norms_per_layer
     inputs = 1 if spec.facts.parallel_residual.of(spec.hf_config) else norms
     per_token = (
-        inputs * _norm_input_bytes(spec, dtype_bytes)
+        inputs * _norm_input_bytes(spec, kernels, dtype_bytes)
         + (norms - inputs) * 2 * STATISTIC_BYTES
-        + norms * _norm_value_bytes(spec, dtype_bytes)
+        + norms * _norm_value_bytes(spec, kernels, dtype_bytes)
     )
-    saved = shard * per_token + norms * _norm_weight_bytes(spec) + 2 * tokens * spec.hidden_size * dtype_bytes
+    outputs = shard if kernels.gathers_inputs_again else tokens
+    saved = shard * per_token + norms * _norm_weight_bytes(spec) + 2 * outputs * spec.hidden_size * dtype_bytes
     if not spec.facts.query_key_norm:
         return saved
     widths = spec.layer_widths(tensor_parallel_size)
     heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size) + ceil_divide(
         spec.num_key_value_heads, tensor_parallel_size
     )
-    query_key = (widths.query + widths.key_value) * (FP32_BYTES + dtype_bytes) + heads * STATISTIC_BYTES
+    inputs_and_values = dtype_bytes if kernels.norm is NormKernel.fused else FP32_BYTES + dtype_bytes
+    query_key = (widths.query + widths.key_value) * inputs_and_values + heads * STATISTIC_BYTES
     return saved + tokens * query_key
 
 
-def _norm_input_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+def _norm_is_fused(spec: ModelSpec, kernels: Kernels) -> bool:
+    """Whether a norm is one operation: torch's LayerNorm is, Hugging Face's RMSNorm is not."""
+    if kernels.norm is not None:
+        return kernels.norm is NormKernel.fused
+    return spec.facts.norm is NormKind.layer_norm
+
+
+def _norm_input_bytes(spec: ModelSpec, kernels: Kernels, dtype_bytes: int) -> int:
     """Bytes a token that a norm keeps of its input, with its statistics. Hugging Face's RMSNorm works on an fp32 copy."""
-    if spec.facts.norm is NormKind.layer_norm:
+    if _norm_is_fused(spec, kernels):
         return spec.hidden_size * dtype_bytes + 2 * STATISTIC_BYTES
     return spec.hidden_size * FP32_BYTES + STATISTIC_BYTES
 
 
-def _norm_value_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+def _norm_value_bytes(spec: ModelSpec, kernels: Kernels, dtype_bytes: int) -> int:
     """Bytes a token of RMSNorm's value before the weight: fp32 where the weight is an offset, else cast back."""
-    if spec.facts.norm is NormKind.layer_norm:
+    if _norm_is_fused(spec, kernels):
         return 0
     return spec.hidden_size * (FP32_BYTES if spec.facts.norm_weight_is_offset else dtype_bytes)
 
@@ -333,32 +356,38 @@ def _norm_weight_bytes(spec: ModelSpec) -> int:
     return spec.hidden_size * FP32_BYTES if spec.facts.norm_weight_is_offset else 0
 
 
-def _norm_gradient_bytes(spec: ModelSpec, shard: Size) -> Size:
+def _norm_gradient_bytes(spec: ModelSpec, kernels: Kernels, shard: Size) -> Size:
     """Gradients inside a norm that are alive at once: Hugging Face writes RMSNorm out, in fp32; torch's LayerNorm is one."""
-    return 0 if spec.facts.norm is NormKind.layer_norm else 4 * shard * spec.hidden_size * FP32_BYTES
+    return 0 if _norm_is_fused(spec, kernels) else 4 * shard * spec.hidden_size * FP32_BYTES
 
 
-def _keeps_input(spec: ModelSpec, dtype_bytes: int) -> bool:
+def _keeps_input(spec: ModelSpec, kernels: Kernels, dtype_bytes: int) -> bool:
     """Whether a norm keeps the residual stream itself, not a copy in another format."""
-    return spec.facts.norm is NormKind.layer_norm or dtype_bytes == FP32_BYTES
+    return _norm_is_fused(spec, kernels) or dtype_bytes == FP32_BYTES
 
 
-def _activation_tensors(spec: ModelSpec) -> int:
+def _activation_tensors(spec: ModelSpec, kernels: Kernels) -> int:
+    if kernels.activation_tensors is not None:
+        return kernels.activation_tensors
     return ACTIVATIONS[spec.hf_config.get(spec.facts.activation_key, spec.facts.activation)]
 
 
-def _saved_mlp_bytes(spec: ModelSpec, *, tokens: Size, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
+def _saved_mlp_bytes(spec: ModelSpec, kernels: Kernels, tokens: Size, *, dtype_bytes: int, tensor_parallel_size: Size) -> Size:
     """Tensors inside the MLP: what the activation keeps and its result; a gate also keeps the up projection and the product."""
-    activation = _activation_tensors(spec)
+    activation = _activation_tensors(spec, kernels)
     if spec.facts.fused_gate_up:
         activation = max(activation, 1)  # the up projection keeps the gate's half of the matrix output alive
     tensors = activation + (3 if spec.facts.gated_mlp else 1)
+    if spec.facts.gated_mlp and kernels.copies_split_outputs:
+        tensors += 2
     return tokens * spec.layer_widths(tensor_parallel_size).intermediate * tensors * dtype_bytes
 
 
-def _mlp_gradients(spec: ModelSpec) -> int:
+def _mlp_gradients(spec: ModelSpec, kernels: Kernels) -> int:
     """Gradients inside the MLP that are alive at once beyond the saved tensors already freed."""
-    return 1 if not spec.facts.gated_mlp and _activation_tensors(spec) == 1 else 2
+    if spec.facts.gated_mlp:
+        return 1 if kernels.activation_tensors == 0 else 2  # a fused SwiGLU writes gradients over its inputs
+    return 1 if _activation_tensors(spec, kernels) == 1 else 2
 
 
 def _residual_dropout_bytes(spec: ModelSpec, *, tokens: Size, dtype_bytes: int, accelerator: Accelerator) -> Size:
@@ -374,14 +403,17 @@ def _rotary_width(spec: ModelSpec) -> int:
     return spec.head_dim if fraction is None else 2 * ceil_divide(int(spec.head_dim * fraction), 2)
 
 
-def _shared_mask_bytes(spec: ModelSpec, sequence_length: Size, dtype_bytes: int, accelerator: Accelerator) -> Size:
+def _shared_mask_bytes(
+    spec: ModelSpec, kernels: Kernels, sequence_length: Size, dtype_bytes: int, accelerator: Accelerator
+) -> Size:
     """Bytes for each pair of tokens of the masks that all layers share: numbers for eager, true or false for sdpa.
 
     Layers whose window the sequence reaches have another than those that see all of it.
     """
     window = sliding_window(spec)
     reached = 0 if window is None else (sequence_length >= window.tokens) * 1
-    if attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator) is AttentionKernel.eager:
+    kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
+    if kernel is AttentionKernel.eager:
         both = window is not None and window.layers < spec.num_hidden_layers
         return dtype_bytes * (1 + reached * both)
     return reached if spec.attention_implementation is AttentionImplementation.sdpa else 0

@@ -54,6 +54,11 @@ class Stage:
     has_head: bool
     """Output head and loss. A tied head is a second copy of the embedding unless the same ranks hold both."""
 
+    @property
+    def kind(self) -> tuple[int, bool, bool, bool, bool]:
+        """What it holds, wherever that is in the model."""
+        return self.num_layers, self.has_embedding, self.has_positions, self.has_final_norm, self.has_head
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:

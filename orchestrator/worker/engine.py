@@ -168,6 +168,9 @@ def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, 
         zero = deepspeed.zero.Init(
             config_dict_or_path=attempt.ds_config, data_parallel_group=groups.data.process_group, mpu=unit
         )
+        # What entering it would do too: torch's own linear saves a view of the gathered weight, and so keeps every weight of
+        # the model on the device from the forward pass to the backward pass. DeepSpeed's saves the parameter.
+        zero._enable_mem_efficient_linear()
 
         def partition(parameter: nn.Parameter) -> None:
             zero._convert_to_zero_parameters([parameter])

@@ -28,8 +28,8 @@ def test_validate_json_has_the_promised_shape(tmp_path: Path) -> None:
         "gradient_accumulation_steps": 48,
     }
     assert [entry["stage"] for entry in report["memory"]["device"]] == [0, 1, 2, 3]
-    assert all(entry.keys() == DEVICE_KEYS for entry in report["memory"]["device"])
-    assert all(entry.keys() == HOST_KEYS for entry in report["memory"]["host"])
+    assert all(entry.keys() >= DEVICE_KEYS for entry in report["memory"]["device"])
+    assert all(entry.keys() >= HOST_KEYS for entry in report["memory"]["host"])
     assert report["time"] is None
     assert not list(tmp_path.iterdir())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.config.enums import Accelerator, PipelineSchedule, RecomputePolicy
 from orchestrator.planning.broadcast import larger, smaller
+from orchestrator.planning.kernels import OURS, Kernels
 from orchestrator.planning.layers import (
     embedding_activation_bytes,
     final_norm_activation_bytes,
@@ -35,6 +37,23 @@ class Pass:
     partition_activations: bool = False
     cpu_checkpointing: bool = False
     accelerator: Accelerator
+    kernels: Kernels = OURS
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What every count of ``layers.py`` asks for."""
+        return {
+            "micro_batch": self.micro_batch,
+            "sequence_length": self.sequence_length,
+            "dtype_bytes": self.dtype_bytes,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "sequence_parallel": self.sequence_parallel,
+        }
+
+    @property
+    def sizes_and_kernels(self) -> dict[str, Any]:
+        """``sizes``, and how the operations are computed."""
+        return {**self.sizes, "kernels": self.kernels}
 
     @property
     def keeps_inputs(self) -> bool:
@@ -72,35 +91,14 @@ def stage_activation_bytes(spec: ModelSpec, stage: Stage, passed: Pass, *, in_fl
         total = 0 if passed.cpu_checkpointing else _num_groups(stage, passed) * _kept_input(spec, passed)
     else:
         total = stage.num_layers * layer_activation_bytes(
-            spec,
-            micro_batch=passed.micro_batch,
-            sequence_length=passed.sequence_length,
-            dtype_bytes=passed.dtype_bytes,
-            tensor_parallel_size=passed.tensor_parallel_size,
-            sequence_parallel=passed.sequence_parallel,
-            recompute=passed.recompute,
-            accelerator=passed.accelerator,
+            spec, **passed.sizes_and_kernels, recompute=passed.recompute, accelerator=passed.accelerator
         )
     if stage.has_embedding or stage.num_layers > 0:
         total = total + embedding_activation_bytes(
-            spec,
-            micro_batch=passed.micro_batch,
-            sequence_length=passed.sequence_length,
-            dtype_bytes=passed.dtype_bytes,
-            tensor_parallel_size=passed.tensor_parallel_size,
-            sequence_parallel=passed.sequence_parallel,
-            recompute=passed.recompute,
-            accelerator=passed.accelerator,
+            spec, **passed.sizes_and_kernels, recompute=passed.recompute, accelerator=passed.accelerator
         )
     if stage.has_final_norm:
-        total = total + final_norm_activation_bytes(
-            spec,
-            micro_batch=passed.micro_batch,
-            sequence_length=passed.sequence_length,
-            dtype_bytes=passed.dtype_bytes,
-            tensor_parallel_size=passed.tensor_parallel_size,
-            sequence_parallel=passed.sequence_parallel,
-        )
+        total = total + final_norm_activation_bytes(spec, **passed.sizes_and_kernels)
     return total * in_flight
 
 
@@ -123,11 +121,7 @@ def stage_working_bytes(spec: ModelSpec, stage: Stage, passed: Pass) -> Size:
         return 0 * passed.micro_batch
     return layer_working_bytes(
         spec,
-        micro_batch=passed.micro_batch,
-        sequence_length=passed.sequence_length,
-        dtype_bytes=passed.dtype_bytes,
-        tensor_parallel_size=passed.tensor_parallel_size,
-        sequence_parallel=passed.sequence_parallel,
+        **passed.sizes_and_kernels,
         recompute=passed.recompute,
         recompute_interval=min(passed.group_size, stage.num_layers),
         input_moved=passed.keeps_inputs and (passed.partition_activations or passed.cpu_checkpointing),
@@ -139,13 +133,7 @@ def stage_logits_bytes(spec: ModelSpec, stage: Stage, passed: Pass) -> Size:
     """Logits and the fp32 chunk of the loss, on the stage that holds the head; one micro-batch at a time."""
     if not stage.has_head:
         return 0 * passed.micro_batch
-    return logits_bytes(
-        spec,
-        micro_batch=passed.micro_batch,
-        sequence_length=passed.sequence_length,
-        dtype_bytes=passed.dtype_bytes,
-        tensor_parallel_size=passed.tensor_parallel_size,
-    )
+    return logits_bytes(spec, **passed.sizes_and_kernels)
 
 
 def pipeline_buffer_bytes(spec: ModelSpec, passed: Pass, *, in_flight: Size, pipeline_parallel_size: Size) -> Size:
@@ -167,12 +155,4 @@ def _num_groups(stage: Stage, passed: Pass) -> int:
 
 def _kept_input(spec: ModelSpec, passed: Pass) -> Size:
     """The input of one group of one micro-batch."""
-    return kept_input_bytes(
-        spec,
-        micro_batch=passed.micro_batch,
-        sequence_length=passed.sequence_length,
-        dtype_bytes=passed.dtype_bytes,
-        tensor_parallel_size=passed.tensor_parallel_size,
-        sequence_parallel=passed.sequence_parallel,
-        partition_activations=passed.partition_activations,
-    )
+    return kept_input_bytes(spec, **passed.sizes, partition_activations=passed.partition_activations)

@@ -42,8 +42,9 @@ def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
 def reduction_copy_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
     """The flat copy that is communicated, and its conversion where gradients travel in another format.
 
-    Without ZeRO the engine flattens 500 million elements and the tensor that fills them up; BF16_Optimizer's fp32 buffer is
-    one tensor and is copied whole.
+    Without ZeRO the engine flattens 500 million elements and the tensor that fills them up. BF16_Optimizer has one fp32
+    tensor for the weights and a small one for norms and biases: below 500 million elements both are flattened together, above
+    each is sent by itself, and flattening one tensor copies nothing (``engine.py:allreduce_no_retain``).
     """
     sent = DTYPE_BYTES[settings.communication_data_type]
     if settings.optimizer_wrapper in (OptimizerWrapper.zero12, OptimizerWrapper.zero3):
@@ -52,7 +53,10 @@ def reduction_copy_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
             return elements * sent
         made = _reduced_bytes(settings)
     elif settings.optimizer_wrapper is OptimizerWrapper.bf16:
-        elements, made = shape.trainable_parameters, DTYPE_BYTES[settings.grad_accum_dtype]
+        elements = shape.trainable_parameters
+        made = DTYPE_BYTES[settings.grad_accum_dtype]
+        flattened = elements * (elements <= UNSHARDED_BUCKET)
+        return flattened * made + elements * (sent if sent != made else 0)
     else:
         elements = smaller(UNSHARDED_BUCKET + shape.largest_parameter, shape.trainable_parameters)
         made = DTYPE_BYTES[settings.dtype]
@@ -80,7 +84,8 @@ def gathered_parameter_bytes(settings: DeepSpeedSettings, shape: RankShape, *, d
 
     Those in use and those kept for another use are bounded by ``stage3_max_live_parameters`` and
     ``stage3_max_reuse_distance``; the tensor in use and what is prefetched are always there, and so are those below the
-    persistence threshold (``partitioned_param_coordinator.py``). One rank that offloads nothing has them anyway.
+    persistence threshold (``partitioned_param_coordinator.py``). One rank that offloads nothing has them anyway. That weights
+    leave the device between forward and backward pass takes DeepSpeed's own linear, which the worker installs.
     """
     if settings.optimizer_wrapper is not OptimizerWrapper.zero3:
         return 0 * shape.parameters

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
-from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
 from orchestrator.planning.broadcast import larger
 from orchestrator.planning.memory.activations import (
     Pass,
@@ -33,11 +34,14 @@ from orchestrator.planning.memory.states import (
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size
 from orchestrator.planning.partition import Stage
+from orchestrator.units import DTYPE_BYTES
 
 
 class Phase(StrEnum):
-    """Moments of an optimizer step at which memory can peak."""
+    """Moments at which memory can peak, in the order of a run."""
 
+    start = "start"
+    """After DeepSpeed has built its engine: what stays for good."""
     loss = "loss"
     """The end of the forward pass: every activation, and the logits."""
     backward = "backward"
@@ -46,6 +50,8 @@ class Phase(StrEnum):
     """The end of the last backward pass: no activations, whole gradients and their copies on the way to other ranks."""
     step = "step"
     """The optimizer's update."""
+    save = "save"
+    """A checkpoint is written: what stays for good, and at ZeRO-3 one whole parameter for the 16-bit copy of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +69,10 @@ class StageLoad:
     """Whether a step has more than one micro-batch."""
 
 
-def phase_components(
-    spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass
-) -> Mapping[Phase, Mapping[str, Size]]:
+PhaseComponents: TypeAlias = Mapping[Phase, Mapping[str, Size]]
+
+
+def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> PhaseComponents:
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
     shape, dp = load.shape, load.data_parallel_size
     trained = shape.trainable_parameters
@@ -81,7 +88,11 @@ def phase_components(
     gathered = {"gathered_parameters": gathered_parameter_bytes(settings, shape, data_parallel_size=dp)}
     copies = {"gradient_copies": gradient_copy_bytes(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)}
     in_passes = {**permanent, **gathered, **_pass_components(spec, settings, load, passed)}
+    keeps_gradients = settings.optimizer_wrapper in (OptimizerWrapper.bf16, OptimizerWrapper.zero3)
+    standing = {**permanent, "gradients": states.gradients if keeps_gradients else 0, "reduce_buckets": kept_bucket}
+    whole = shape.largest_parameter * DTYPE_BYTES[settings.dtype] if settings.sharding_stage >= 3 else 0
     return {
+        Phase.start: standing,
         Phase.loss: {
             **in_passes,
             "logits": sum(stage_logits_bytes(spec, stage, passed) for stage in load.held),
@@ -106,6 +117,16 @@ def phase_components(
             "reduce_buckets": kept_bucket,
             "optimizer_step": optimizer_step_bytes(settings, shape, data_parallel_size=dp),
         },
+        Phase.save: {**standing, "gathered_parameters": whole},
+    }
+
+
+def with_in_flight(spec: ModelSpec, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:
+    """The components of an equal stage with another number of micro-batches in flight."""
+    kept = _kept_for_backward(spec, load, passed)
+    return {
+        phase: {**components, **kept} if phase in (Phase.loss, Phase.backward) else components
+        for phase, components in phases.items()
     }
 
 
@@ -118,6 +139,13 @@ def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
             data_parallel_size=load.data_parallel_size,
             accumulates=load.accumulates,
         ),
+        **_kept_for_backward(spec, load, passed),
+    }
+
+
+def _kept_for_backward(spec: ModelSpec, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
+    """What grows with the micro-batches in flight."""
+    return {
         "activations": sum(
             stage_activation_bytes(spec, stage, passed, in_flight=held)
             for stage, held in zip(load.held, load.in_flight, strict=True)

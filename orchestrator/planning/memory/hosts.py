@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.planning.broadcast import larger
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.device import StageLoad
+from orchestrator.planning.memory.disk import rank_file_bytes
 from orchestrator.planning.memory.host import (
     LAUNCHER_BYTES,
     PROCESS_BYTES,
@@ -22,20 +24,21 @@ from orchestrator.planning.memory.nvme import nvme_bytes
 from orchestrator.planning.memory.states import device_states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """RAM of one host at start, in a step and while a checkpoint is written. ``components`` are those of a step."""
+class HostMemory(NamedTuple):
+    """RAM of one host at start, in a step, and while a checkpoint is written or read. ``components`` are those of a step."""
 
     host: str
     start_bytes: int
     step_bytes: int
     save_bytes: int
+    load_bytes: int
+    """While a run resumes: a process that has its states reads its files whole before it copies them."""
     capacity_bytes: int
     components: Mapping[str, int]
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is needed at any time."""
+        """The most that a run needs at any time; one that resumes needs ``load_bytes`` at its start."""
         return max(self.start_bytes, self.step_bytes, self.save_bytes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -45,13 +48,13 @@ class HostMemory:
             "start_bytes": self.start_bytes,
             "step_bytes": self.step_bytes,
             "save_bytes": self.save_bytes,
+            "load_bytes": self.load_bytes,
             "capacity_bytes": self.capacity_bytes,
             "components": dict(self.components),
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmeMemory:
+class NvmeMemory(NamedTuple):
     """Disk of one host; ``capacity_bytes`` is ``None`` when unknown."""
 
     host: str
@@ -72,6 +75,7 @@ class HostShare:
     save: int
     first_replica_save: int
     """``save`` of a rank that also writes the model's parameters: the first data-parallel rank."""
+    load: int
     nvme: int
     components: Mapping[str, int]
 
@@ -81,31 +85,49 @@ _Mix: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 def host_share(
-    settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad, *, device_bytes: int, activation_bytes: int = 0
+    settings: DeepSpeedSettings,
+    cluster: ClusterSpec,
+    load: StageLoad,
+    *,
+    device_bytes: int,
+    activation_bytes: int = 0,
+    initial_value_bytes: int = 0,
 ) -> HostShare:
     """The share of any rank of a stage whose process takes ``device_bytes`` of its device: on a CPU that is the process.
 
-    ``activation_bytes`` are those that wait in host memory for the backward pass.
+    ``activation_bytes`` are those that wait in host memory for the backward pass, ``initial_value_bytes`` what the largest
+    parameter takes while its first values are made: the model is built before anything is offloaded.
     """
     shape, dp = load.shape, load.data_parallel_size
     disk = nvme_bytes(
         settings, num_parameters=shape.parameters, num_trainable=shape.trainable_parameters, data_parallel_size=dp
     )
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
-    start = _start_process_bytes(settings, cluster, load) + first.total
+    pinning = initialization_copy_bytes(settings, shape, data_parallel_size=dp)
+    start = _start_process_bytes(settings, cluster, load) + larger(first.total + pinning, initial_value_bytes)
+    read = sum(int(size) for size in rank_file_bytes(settings, load))
     if settings.accelerator is Accelerator.cpu:
         step = device_bytes
-        return HostShare(start=start, step=step, save=step, first_replica_save=step, nvme=disk, components={"processes": step})
+        return HostShare(
+            start=start,
+            step=step,
+            save=step,
+            first_replica_save=step,
+            load=start + read,
+            nvme=disk,
+            components={"processes": step},
+        )
     states = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)
     save = PROCESS_BYTES + states.total
     own, whole = (
         save_copy_bytes(settings, shape, data_parallel_size=dp, writes_model=writes_model) for writes_model in (False, True)
     )
     return HostShare(
-        start=start + initialization_copy_bytes(settings, shape, data_parallel_size=dp),
+        start=start,
         step=save + activation_bytes,
         save=save + own,
         first_replica_save=save + whole,
+        load=save + read,
         nvme=disk,
         components={
             "processes": PROCESS_BYTES,
@@ -127,21 +149,31 @@ def sum_hosts(
     """
     memories: list[HostMemory] = []
     disks: list[NvmeMemory] = []
-    known: dict[_Mix, tuple[HostMemory, NvmeMemory]] = {}
+    known: dict[_Mix, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
     first_rank = 0
     for host in cluster.hosts:
-        ranks = range(first_rank, first_rank + host.slots)
-        first_rank = ranks.stop
-        mix = tuple(
-            (stage, _overlap(ranks, layout.stage_ranks(stage)), _overlap(ranks, _first_replica(layout, stage)))
-            for stage in range(ranks.start // layout.ranks_per_stage, -(-ranks.stop // layout.ranks_per_stage))
-        )
+        mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
+        first_rank += host.slots
         if mix not in known:
             known[mix] = _host(cluster, [(shares[stage], count, writers) for stage, count, writers in mix])
         memory, disk = known[mix]
-        memories.append(replace(memory, host=host.name))
-        disks.append(replace(disk, host=host.name))
+        memories.append(HostMemory._make((host.name, *memory)))
+        disks.append(NvmeMemory._make((host.name, *disk)))
     return tuple(memories), tuple(disks)
+
+
+def _mix(first_rank: int, stop_rank: int, ranks_per_stage: int, tensor_parallel_size: int) -> _Mix:
+    """Which stages the ranks of a host are in. Of a stage's ranks the first tensor-parallel group is the first replica."""
+    first, last = first_rank // ranks_per_stage, (stop_rank - 1) // ranks_per_stage
+    if first == last:
+        writers = first * ranks_per_stage + tensor_parallel_size - first_rank
+        return ((first, stop_rank - first_rank, min(writers, stop_rank - first_rank) if writers > 0 else 0),)
+    mix = []
+    for stage in range(first, last + 1):
+        start = stage * ranks_per_stage
+        inside, stop = max(first_rank, start), min(stop_rank, start + ranks_per_stage)
+        mix.append((stage, stop - inside, max(0, min(stop, start + tensor_parallel_size) - inside)))
+    return tuple(mix)
 
 
 def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load: StageLoad) -> int:
@@ -158,13 +190,14 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
     return cluster.device_context_bytes + 2 * int(states.parameters) + int(states.optimizer_states)
 
 
-def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[HostMemory, NvmeMemory]:
-    """RAM and disk of a host with so many ranks of each share, some of which also write the model's parameters."""
+def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """RAM and disk of a host with so many ranks of each share, some of which also write the model: all but its name."""
     components = {"launcher": LAUNCHER_BYTES}
-    start = save = LAUNCHER_BYTES
+    start = save = load = LAUNCHER_BYTES
     disk = 0
     for share, count, writers in present:
         start += share.start * count
+        load += share.load * count
         save += share.save * (count - writers) + share.first_replica_save * writers
         disk += share.nvme * count
         for name, size in share.components.items():
@@ -174,16 +207,8 @@ def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -
         start_bytes=start,
         step_bytes=sum(components.values()),
         save_bytes=save,
+        load_bytes=load,
         capacity_bytes=cluster.host_memory_bytes,
         components={name: size for name, size in components.items() if size},
     )
-    return memory, NvmeMemory(host="", bytes=disk, capacity_bytes=cluster.nvme_bytes)
-
-
-def _first_replica(layout: ParallelLayout, stage: int) -> range:
-    start = layout.stage_ranks(stage).start
-    return range(start, start + layout.tensor_parallel_size)
-
-
-def _overlap(first: range, second: range) -> int:
-    return max(0, min(first.stop, second.stop) - max(first.start, second.start))
+    return memory[1:], NvmeMemory(host="", bytes=disk, capacity_bytes=cluster.nvme_bytes)[1:]

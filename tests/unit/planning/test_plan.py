@@ -204,11 +204,11 @@ class TestJson:
             "train_micro_batch_size_per_gpu",
             "gradient_accumulation_steps",
         }
-        assert set(value["memory"]) == {"device", "host", "nvme"}
+        assert set(value["memory"]) >= {"device", "host", "nvme"}
         device, host, nvme = (value["memory"][part][0] for part in ("device", "host", "nvme"))
         levels = {"allocated_bytes", "reserved_bytes", "device_bytes", "capacity_bytes"}
-        assert set(device) == {"stage", "ranks", "components"} | levels
-        assert set(host) == {"host", "start_bytes", "step_bytes", "save_bytes", "capacity_bytes", "components"}
+        assert set(device) >= {"stage", "ranks", "components"} | levels
+        assert set(host) >= {"host", "start_bytes", "step_bytes", "save_bytes", "capacity_bytes", "components"}
         assert set(nvme) == {"host", "bytes", "capacity_bytes"}
         assert [rank for entry in value["memory"]["device"] for rank in entry["ranks"]] == list(range(8))
         assert all(isinstance(size, int) for size in [*device["components"].values(), *host["components"].values()])

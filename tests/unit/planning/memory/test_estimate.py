@@ -7,8 +7,8 @@ import pytest
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.memory.device import Phase
-from orchestrator.planning.memory.estimate import ALLOCATOR_SLACK
 from orchestrator.planning.memory.host import LAUNCHER_BYTES, PROCESS_BYTES
+from orchestrator.planning.memory.levels import OVERHEADS
 from orchestrator.units import GIB
 from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, plan_of, run_config
 
@@ -33,8 +33,15 @@ def test_components_add_up_and_the_levels_nest():
     for changes in ({}, {"zero__stage": 3}, OFFLOAD, {"parallelism__pipeline_parallel_size": 4}, {"zero__stage": 0}):
         for entry in memory_of(**changes).device:
             assert sum(entry.components.values()) == entry.allocated_bytes
-            assert entry.reserved_bytes == round(entry.allocated_bytes * (1 + ALLOCATOR_SLACK))
-            assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB)
+            assert entry.reserved_bytes == round(entry.allocated_bytes * (1 + OVERHEADS.fragmentation))
+            groups = "parallelism__pipeline_parallel_size" in changes
+            assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB) + groups * OVERHEADS.communicator_bytes
+            for size, interval in (
+                (entry.allocated_bytes, entry.allocated_interval),
+                (entry.reserved_bytes, entry.reserved_interval),
+                (entry.device_bytes, entry.device_interval),
+            ):
+                assert interval.holds(size)
             assert entry.capacity_bytes == round(79.14 * GIB)
 
 
@@ -216,3 +223,66 @@ def test_many_hosts_are_planned_as_fast_as_their_kinds():
     assert len(memory.host) == 4096
     assert memory.host[-1].host == "host-4096"
     assert len({id(entry.components) for entry in memory.host}) <= 2
+
+
+PIPELINE = {"parallelism__pipeline_parallel_size": 4}
+
+
+@pytest.mark.parametrize("changes", [{}, {"zero__stage": 2}, {"zero__stage": 3}, OFFLOAD, PIPELINE, {"cluster": cpu_cluster()}])
+def test_every_phase_has_its_three_levels(changes):
+    for entry in memory_of(**changes).device:
+        assert list(entry.phases) == list(Phase)
+        assert max(memory.levels.device_bytes for memory in entry.phases.values()) == entry.device_bytes
+        assert entry.phases[entry.phase].components == entry.components
+        shown = [memory.levels.device_interval.high for memory in entry.phases.values()]
+        assert shown == sorted(shown) or "cluster" in changes  # only a GPU's allocator keeps what it freed
+        for memory in entry.phases.values():
+            levels = memory.levels
+            assert sum(memory.components.values()) == levels.allocated_bytes
+            assert levels.allocated_bytes <= levels.reserved_bytes <= levels.device_bytes
+            assert levels.device_interval.holds(levels.device_bytes)
+        start, save = entry.phases[Phase.start], entry.phases[Phase.save]
+        assert "activations" not in start.components
+        assert start.levels.allocated_bytes <= save.levels.allocated_bytes < entry.allocated_bytes
+
+
+def test_a_monitor_never_shows_more_than_the_device_has():
+    for micro_batch in (1, 32, 64, 90):
+        (entry,) = memory_of(training__train_micro_batch_size_per_gpu=micro_batch).device
+        assert entry.device_interval.high <= max(entry.capacity_bytes, entry.device_bytes)
+
+
+@pytest.mark.parametrize(
+    ("lower", "component"),
+    [
+        ({"zero__stage": 2, "zero__reduce_bucket_size": 10**7}, "reduce_buckets"),
+        ({"zero__stage": 3, "zero__stage3_max_live_parameters": 10**7}, "gathered_parameters"),
+        ({"zero__stage": 3, "zero__stage3_max_reuse_distance": 10**7}, "gathered_parameters"),
+        ({"zero__stage": 3, "zero__stage3_prefetch_bucket_size": 10**5}, "gathered_parameters"),
+        ({"zero__stage": 3, "zero__sub_group_size": 10**6}, "optimizer_step"),
+        ({"zero__stage": 2, "zero__overlap_comm": False}, "reduce_buckets"),
+    ],
+)
+def test_a_setting_that_is_lowered_shows(lower, component):
+    stage = {"zero__stage": lower["zero__stage"], "model__num_hidden_layers": 64}
+    stage |= {"zero__overlap_comm": True} if "zero__overlap_comm" in lower else {}
+
+    def most(**changes):
+        (entry,) = memory_of(**{**stage, **changes}).device
+        return max(memory.components.get(component, 0) for memory in entry.phases.values())
+
+    assert most(**lower) < most()
+
+
+def test_resuming_reads_the_files_of_every_process():
+    for stage in (1, 3):
+        (host,) = memory_of(zero__stage=stage).host
+        parameters = plan_of(run_config()).model.num_parameters
+        read = host.load_bytes - LAUNCHER_BYTES - 8 * PROCESS_BYTES
+        assert read == pytest.approx(12 * parameters + (8 * 2 * parameters if stage == 1 else 0), rel=0.001)
+
+
+def test_a_process_makes_the_largest_parameter_whole_before_it_keeps_its_part():
+    for tensor in (1, 4):
+        (host,) = memory_of(parallelism__tensor_parallel_size=tensor).host
+        assert host.start_bytes == LAUNCHER_BYTES + 8 * (PROCESS_BYTES + 4 * 32000 * 1024)

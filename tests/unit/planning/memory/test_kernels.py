@@ -299,11 +299,12 @@ class TestBuffers:
         assert reduce_bucket_bytes(settings_of(zero__stage=2, zero__overlap_comm=True), SHAPE) == 2 * once
         assert reduce_bucket_bytes(settings_of(zero__stage=3), SHAPE) == once
 
-    def test_bf16_optimizer_copies_its_whole_buffer_twice_to_send_it(self):
+    def test_bf16_optimizer_converts_its_buffer_and_flattens_only_what_shares_a_bucket(self):
         assert reduce_bucket_bytes(settings_of(), SHAPE) == 0
-        assert reduction_copy_bytes(settings_of(), SHAPE) == 10 * BILLION * (4 + 2)
+        assert reduction_copy_bytes(settings_of(), SHAPE) == 10 * BILLION * 2
         in_fp32 = settings_of(communication__communication_data_type=Precision.fp32)
-        assert reduction_copy_bytes(in_fp32, SHAPE) == 10 * BILLION * 4
+        assert reduction_copy_bytes(in_fp32, SHAPE) == 0
+        assert reduction_copy_bytes(in_fp32, SMALL) == 1_000_000 * 4
 
     def test_zero_copies_a_bucket_or_the_largest_gradient(self):
         assert reduction_copy_bytes(settings_of(zero__stage=2), SHAPE) == 500_000_000 * 2

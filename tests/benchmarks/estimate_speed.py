@@ -1,0 +1,87 @@
+"""How fast the planner estimates: ``python -m tests.benchmarks.estimate_speed``.
+
+One full estimate of GPT-3 175B on 1,024 GPUs (every stage, every phase, every host) in a warm process, and 100,000 layouts of
+it in one call with arrays.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from orchestrator.config.enums import RecomputePolicy
+from orchestrator.config.load import load_config
+from orchestrator.deepspeed_config.settings import resolve_settings
+from orchestrator.planning.cluster_spec import cluster_spec_from_config
+from orchestrator.planning.layout import layout_from_config
+from orchestrator.planning.memory.estimate import Estimator
+from orchestrator.planning.memory.many import Layouts, estimate_many
+from orchestrator.planning.model_spec import model_spec_from_config
+from orchestrator.planning.partition import Partition, partition_layers
+
+REPETITIONS = 200
+NUM_LAYOUTS = 100_000
+
+
+def gpt3_estimator() -> tuple[Estimator, Partition]:
+    """The experiment of GPT-3 175B on 1,024 GPUs: tensor 8 x pipeline 4 x data 32."""
+    config = load_config(["experiment=gpt3_175b_3d_128_hosts"])
+    spec = model_spec_from_config(config.model)
+    cluster, _ = cluster_spec_from_config(config.cluster, hosts=None, machine_memory_bytes=2**40)
+    assert cluster is not None
+    layout, findings = layout_from_config(config, cluster.num_devices)
+    assert layout is not None, findings
+    estimator = Estimator(
+        config=config,
+        spec=spec,
+        cluster=cluster,
+        layout=layout,
+        settings=resolve_settings(config),
+        trainable_shares=None,
+    )
+    return estimator, partition_layers(spec, pipeline_parallel_size=layout.pipeline_parallel_size, method="uniform")
+
+
+def random_layouts(count: int, *, seed: int = 0, most_stages: int = 16) -> Layouts:
+    """Layouts of any sizes, legal or not."""
+    random = np.random.default_rng(seed)
+    policies = np.array([RecomputePolicy.none, RecomputePolicy.selective, RecomputePolicy.full], dtype=object)
+    stages = [size for size in (1, 2, 4, 8, 12, 16) if size <= most_stages]
+    return Layouts(
+        tensor_parallel_size=random.choice([1, 2, 4, 8], count),
+        pipeline_parallel_size=random.choice(stages, count),
+        data_parallel_size=random.integers(1, 257, count),
+        train_micro_batch_size_per_gpu=random.integers(1, 17, count),
+        gradient_accumulation_steps=random.integers(1, 65, count),
+        zero_stage=random.integers(0, 4, count),
+        recompute=random.choice(policies, count),
+    )
+
+
+def main() -> None:
+    """Print the medians."""
+    estimator, partition = gpt3_estimator()
+    seconds = []
+    for _ in range(REPETITIONS + 10):
+        start = time.perf_counter()
+        estimator.estimate(partition)
+        seconds.append(time.perf_counter() - start)
+    warm = sorted(seconds[10:])
+    sys.stdout.write(
+        f"one estimate, 1024 GPUs, {partition.num_coordinates} stages: median {1e3 * statistics.median(warm):.3f} ms, "
+        f"90 % under {1e3 * warm[int(0.9 * len(warm))]:.3f} ms\n"
+    )
+    layouts = random_layouts(NUM_LAYOUTS)
+    taken = []
+    for _ in range(4):
+        start = time.perf_counter()
+        estimate_many(estimator, layouts)
+        taken.append(time.perf_counter() - start)
+    sys.stdout.write(f"{NUM_LAYOUTS} layouts in one call: median {statistics.median(taken[1:]):.3f} s\n")
+
+
+if __name__ == "__main__":
+    main()
