@@ -60,4 +60,3 @@ def test_the_error_of_the_estimate_is_said_once_it_is_known():
     assert estimate_note(accuracy) == (
         "the sizes are an estimate; half of 41 published runs lie within 4% of it, nine of ten within 12%"
     )
-    assert "not compared" in estimate_note(None)

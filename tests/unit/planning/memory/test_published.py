@@ -16,6 +16,7 @@ from orchestrator.planning.kernels import AttentionKernel, Kernels
 from orchestrator.planning.layers import layer_activation_bytes
 from orchestrator.planning.memory.levels import OVERHEADS
 from orchestrator.planning.memory.states import model_state_bytes
+from orchestrator.report.accuracy import PUBLISHED_RUNS
 from orchestrator.units import GIB
 from tests.benchmarks.memory_accuracy import fit, judge, main, statistics_of, summary
 from tests.benchmarks.published_memory import PublishedModel, case_of
@@ -56,6 +57,13 @@ class TestGates:
         figures = result["sources"][source][kind]
         assert figures["inside"] >= 0.8
         assert figures["width"] <= 0.2
+
+    def test_reports_state_the_error_that_was_found(self, outcomes):
+        kinds = ("peak_allocated", "peak_reserved", "device_used")
+        figures = statistics_of([outcome for outcome in outcomes if outcome.row.kind in kinds])
+        assert figures["rows"] == PUBLISHED_RUNS.runs
+        assert figures["median"] == pytest.approx(PUBLISHED_RUNS.median_error, abs=0.005)
+        assert figures["p90"] == pytest.approx(PUBLISHED_RUNS.ninetieth_percentile_error, abs=0.005)
 
     def test_readings_of_all_sources_together(self, outcomes):
         figures = statistics_of([outcome for outcome in outcomes if outcome.row.kind in ("device_used", "peak_reserved")])
