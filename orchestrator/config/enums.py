@@ -87,6 +87,11 @@ class OptimizerType(StrEnum):
     """Optimizers, as DeepSpeed names them."""
 
     AdamW = "AdamW"
+    Adam = "Adam"
+    Lion = "Lion"
+    SGD = "SGD"
+    Adagrad = "Adagrad"
+    Muon = "Muon"
 
 
 class LrSchedule(StrEnum):

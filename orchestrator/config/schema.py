@@ -226,11 +226,15 @@ class OptimizerConfig:
     lr: float = 3e-4
     """Peak learning rate."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """Decay of the first and second moment."""
+    """Decay of the first and second moment (AdamW, Adam, Muon's Adam); of Lion's update and momentum."""
     eps: float = 1e-8
-    """Added to the denominator of the update."""
+    """Added to the denominator of the update (AdamW, Adam, Adagrad, Muon's Adam)."""
     weight_decay: float = 0.1
-    """Decoupled weight decay."""
+    """Weight decay; decoupled from the gradient with AdamW, Lion and Muon, part of it (L2) with Adam, SGD and Adagrad."""
+    momentum: float = 0.9
+    """Momentum of SGD (0 = none, and no state) and of Muon."""
+    adam_lr: float | None = None
+    """Peak learning rate of what Muon leaves to AdamW: embeddings, head, norms and biases; null = lr."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision
+from orchestrator.config.enums import Accelerator, OffloadDevice, OptimizerType, PipelineSchedule, Precision
 from orchestrator.config.schema import RunConfig
-from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 
 NEVER = 2**31 - 1
 """Steps between two of DeepSpeed's own progress lines: the worker reports instead."""
@@ -54,6 +54,8 @@ def compile_config(
         "zero_optimization": _zero_block(settings, nvme_path),
         "optimizer": _optimizer_block(config, settings),
     }
+    if config.optimizer.type is OptimizerType.SGD and settings.zero_stage > 0:
+        compiled["zero_allow_untested_optimizer"] = True
     if settings.dtype is Precision.bf16:
         compiled["bf16"] = {"enabled": True}
     if settings.dtype is Precision.fp16:
@@ -126,14 +128,30 @@ def _offload_param_block(settings: DeepSpeedSettings, nvme_path: str | None) -> 
 
 def _optimizer_block(config: RunConfig, settings: DeepSpeedSettings) -> dict[str, Any]:
     optimizer = config.optimizer
-    params: dict[str, Any] = {
+    common: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    adam: dict[str, Any] = {
         "lr": optimizer.lr,
         "betas": list(optimizer.betas),
         "eps": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
     }
-    if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
-        params["torch_adam"] = True
+    if settings.accelerator is Accelerator.cpu and not settings.offloads_optimizer:
+        adam["torch_adam"] = True
+    match optimizer.type:
+        case OptimizerType.AdamW:
+            params = adam
+        case OptimizerType.Adam:
+            # without it DeepSpeed's "Adam" is AdamW
+            params = {**adam, "adam_w_mode": False}
+        case OptimizerType.Lion:
+            params = {**common, "betas": list(optimizer.betas)}
+        case OptimizerType.SGD:
+            params = {**common, "momentum": optimizer.momentum}
+        case OptimizerType.Adagrad:
+            params = {**common, "eps": optimizer.eps}
+        case OptimizerType.Muon:
+            adam_lr = optimizer.lr if optimizer.adam_lr is None else optimizer.adam_lr
+            params = {**adam, "adam_lr": adam_lr, "momentum": optimizer.momentum, "ns_method": "gram"}
     return {"type": optimizer.type.value, "params": params}
 
 

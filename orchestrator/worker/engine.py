@@ -32,6 +32,7 @@ from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
 from orchestrator.worker.loss import TokenLoss
 from orchestrator.worker.lr_schedule import learning_rate
+from orchestrator.worker.muon import matrices_of_layers, num_dimensions
 from orchestrator.worker.operators import operators_to_build, unlink_shared_buffer
 from orchestrator.worker.parallel_groups import ModelParallelUnit, ParallelGroups, group_timeout, parallel_groups
 from orchestrator.worker.pretrained import pretrained_weights
@@ -64,14 +65,15 @@ def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
         cut_by_tensors_only = groups.tensor.size > 1 and attempt.layout.pipeline_parallel_size == 1
         unit = ModelParallelUnit(groups) if cut_by_tensors_only else None
         model = _build_model(attempt, spec, groups, unit)
-        engine, _, _, _ = deepspeed.initialize(
-            model=model,
-            model_parameters=parameter_groups(model),
-            config=attempt.ds_config,
-            lr_scheduler=lr_scheduler_factory(config),
-            mpu=unit,
-            dist_init_required=False,
-        )
+        with matrices_of_layers():
+            engine, _, _, _ = deepspeed.initialize(
+                model=model,
+                model_parameters=parameter_groups(model),
+                config=attempt.ds_config,
+                lr_scheduler=lr_scheduler_factory(config),
+                mpu=unit,
+                dist_init_required=False,
+            )
     if attempt.layout.pipeline_parallel_size > 1:
         engine.__class__ = ENGINES[config.parallelism.schedule]
         _excuse_frozen_tied_weights(model)
@@ -89,8 +91,8 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     The first group takes the optimizer's own weight decay.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decaying = [parameter for parameter in parameters if _num_dimensions(parameter) >= 2]
-    others = [parameter for parameter in parameters if _num_dimensions(parameter) < 2]
+    decaying = [parameter for parameter in parameters if num_dimensions(parameter) >= 2]
+    others = [parameter for parameter in parameters if num_dimensions(parameter) < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -187,8 +189,3 @@ def _fill(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fi
     if folder is None or attempt.resume_tag is not None:
         return seeded_weights(spec, groups.tensor, seed=attempt.config.seed)
     return groups.data.read_once(pretrained_weights(Path(folder), spec, groups.tensor))
-
-
-def _num_dimensions(parameter: nn.Parameter) -> int:
-    """Dimensions of the whole parameter; ZeRO-3 keeps an empty one in the module and the shape beside it."""
-    return len(getattr(parameter, "ds_shape", parameter.shape))

@@ -17,6 +17,13 @@ from orchestrator.units import DTYPE_BYTES, MIB
 
 UNSHARDED_BUCKET = 500_000_000
 """Elements the engine itself reduces at once, without ZeRO and with BF16_Optimizer (``MEMORY_OPT_ALLREDUCE_SIZE``)."""
+TEMPORARIES = {
+    OptimizerImplementation.torch_adamw: 2,
+    OptimizerImplementation.torch_sgd: 1,
+    OptimizerImplementation.torch_adagrad: 2,
+    OptimizerImplementation.muon: 2,
+}
+"""fp32 temporaries of the tensor that is updated, of the optimizers that make any."""
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """Workspace of the matrix library on a GPU, taken from the allocator by the first product."""
 
@@ -106,12 +113,12 @@ def optimizer_step_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_
         return kept * 3 * FP32_BYTES
     accumulated = DTYPE_BYTES[settings.grad_accum_dtype]
     converted = FP32_BYTES if accumulated < FP32_BYTES else 0
-    temporary = 2 * FP32_BYTES if settings.optimizer_implementation is OptimizerImplementation.torch_adamw else 0
+    temporary = TEMPORARIES.get(settings.optimizer_implementation, 0) * FP32_BYTES
     match settings.optimizer_wrapper:
         case OptimizerWrapper.plain:
             return shape.largest_parameter * temporary
         case OptimizerWrapper.fp16:
-            if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
+            if settings.optimizer_implementation is not OptimizerImplementation.fused_adam:
                 return shape.trainable_parameters * FP32_BYTES + shape.largest_parameter * temporary
             return shape.trainable_parameters * 2 * FP32_BYTES
         case OptimizerWrapper.bf16:

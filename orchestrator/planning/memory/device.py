@@ -69,7 +69,13 @@ def phase_components(
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
     shape, dp = load.shape, load.data_parallel_size
     trained = shape.trainable_parameters
-    states = device_states(settings, num_parameters=shape.parameters, num_trainable=trained, data_parallel_size=dp)
+    states = device_states(
+        settings,
+        num_parameters=shape.parameters,
+        num_trainable=trained,
+        num_muon=shape.muon_parameters,
+        data_parallel_size=dp,
+    )
     permanent = {
         "parameters": states.parameters,
         "optimizer_states": states.optimizer_states,

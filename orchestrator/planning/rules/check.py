@@ -10,6 +10,7 @@ from orchestrator.planning.rules import (
     freeze,
     learning_rate,
     offload,
+    optimizer,
     parallelism,
     partition,
     pipeline,
@@ -34,6 +35,7 @@ SUBJECTS = (
     data,
     freeze,
     learning_rate,
+    optimizer,
 )
 """The files that hold rules; importing them registers what they hold."""
 

@@ -13,6 +13,7 @@ from orchestrator.config.enums import (
     Family,
     LrSchedule,
     OffloadDevice,
+    OptimizerType,
     PipelineSchedule,
     Precision,
     RecomputePolicy,
@@ -47,6 +48,10 @@ def tensor(size, **changes):
 
 def pipeline(size, **changes):
     return {"parallelism__pipeline_parallel_size": size} | changes
+
+
+def optimizer(kind, **changes):
+    return {"optimizer__type": kind} | changes
 
 
 def recompute(policy, **options):
@@ -583,6 +588,72 @@ CASES = [
         "optimizer-betas", ERROR, "optimizer.betas", {"optimizer__betas": [0.9]}, ("[0.9]",), ("optimizer.betas=[0.9,0.95]",)
     ),
     Broken("optimizer-betas", ERROR, "optimizer.betas", {"optimizer__betas": [0.9, 1.0]}, ("1.0",)),
+    Broken(
+        "optimizer-device",
+        ERROR,
+        "optimizer.type",
+        optimizer(OptimizerType.Lion, cluster=cpu_cluster()),
+        ("Lion", "CPU"),
+        ("offload.optimizer_device=cpu",),
+    ),
+    Broken(
+        "optimizer-adagrad",
+        ERROR,
+        "optimizer.type",
+        optimizer(OptimizerType.Adagrad, zero__stage=2),
+        ("zero.stage=2", "bf16"),
+        ("offload.optimizer_device=cpu",),
+    ),
+    Broken(
+        "optimizer-adagrad",
+        ERROR,
+        "optimizer.type",
+        optimizer(OptimizerType.Adagrad, zero__stage=1, precision__dtype=Precision.fp32),
+        (),
+        ("zero.stage=0",),
+    ),
+    Broken("optimizer-muon-layout", ERROR, TP, optimizer(OptimizerType.Muon, **tensor(2)), ("whole matrices",), (f"{TP}=1",)),
+    Broken("optimizer-muon-layout", ERROR, PP, optimizer(OptimizerType.Muon, **pipeline(2)), ("whole matrices",), (f"{PP}=1",)),
+    Broken(
+        "optimizer-muon-reduce-scatter",
+        ERROR,
+        "zero.reduce_scatter",
+        optimizer(OptimizerType.Muon, zero__stage=3),
+        (),
+        ("zero.reduce_scatter=false",),
+    ),
+    Broken(
+        "optimizer-muon-clipping",
+        ERROR,
+        "training.gradient_clipping",
+        optimizer(OptimizerType.Muon, zero__stage=2),
+        ("1.0", "update"),
+        ("training.gradient_clipping=0",),
+    ),
+    Broken(
+        "optimizer-ratio",
+        ERROR,
+        "offload.optimizer_ratio",
+        optimizer(OptimizerType.Lion, zero__stage=3, offload__optimizer_device=CPU, offload__optimizer_ratio=0.5),
+        ("0.5", "Lion"),
+        ("offload.optimizer_ratio=1",),
+    ),
+    Broken(
+        "optimizer-nvme",
+        ERROR,
+        "offload.optimizer_device",
+        optimizer(OptimizerType.SGD, zero__stage=3, offload__optimizer_device=NVME, offload__nvme_path="/nvme"),
+        ("nvme", "SGD"),
+        ("offload.optimizer_device=cpu",),
+    ),
+    Broken(
+        "optimizer-adam-lr",
+        INFO,
+        "optimizer.adam_lr",
+        optimizer(OptimizerType.AdamW, optimizer__adam_lr=1e-3),
+        ("0.001",),
+        ("optimizer.adam_lr=null",),
+    ),
     Broken("value-range", ERROR, "zero.stage", {"zero__stage": 4}, ("4",), ("zero.stage=3",)),
 ]
 
@@ -639,6 +710,18 @@ def test_tensor_parallelism_goes_with_every_zero_stage():
 def test_every_rule_is_tried_here(rule):
     assert rule in {case.rule for case in CASES}
     assert RULES[rule].description
+
+
+@pytest.mark.parametrize("kind", OptimizerType)
+@pytest.mark.parametrize("stage", range(4))
+def test_every_optimizer_goes_with_every_stage_on_gpus_with_what_it_needs(kind, stage):
+    """Adagrad offloaded, where ZeRO is; Muon without reduce-scatter and clipping."""
+    needs: dict[str, Any] = {}
+    if kind is OptimizerType.Adagrad:
+        needs = {"offload__optimizer_device": CPU} if stage else {"precision__dtype": Precision.fp32}
+    if kind is OptimizerType.Muon:
+        needs = {"zero__reduce_scatter": False, "training__gradient_clipping": 0.0}
+    assert plan_of(run_config(**optimizer(kind, zero__stage=stage, **needs))).findings == ()
 
 
 def test_a_sound_configuration_breaks_none():
