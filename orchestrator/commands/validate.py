@@ -13,12 +13,17 @@ HELP = """Plan the run without starting anything: layout, memory on every rank, 
 Examples:
   orchestrator validate model=llama_3_8b cluster=dgx_h100 zero=stage3
   orchestrator validate experiment=llama_2_70b_64_hosts cluster.hosts=16
-  orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json"""
+  orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json
+  orchestrator validate model=llama_3_1b zero=stage2 estimate=exact"""
 
 
 def run(config: RunConfig) -> CommandResult:
     """Plan ``config`` and report."""
-    plan = plan_run(config)
+    return report(config, plan_run(config))
+
+
+def report(config: RunConfig, plan: Plan) -> CommandResult:
+    """The report of a plan, whatever its verdict."""
     if not plan.fits:
         return refusal(config, plan)
     return CommandResult(exit_code=OK, payload=plan.to_dict(), text=text.plan_report(plan))

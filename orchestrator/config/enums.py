@@ -22,6 +22,13 @@ class Output(StrEnum):
     json = "json"
 
 
+class Estimate(StrEnum):
+    """Where the figures of ``validate`` come from."""
+
+    closed_form = "closed_form"
+    exact = "exact"
+
+
 class Family(StrEnum):
     """Model families whose shapes, parameter counts and parallel layers are known."""
 

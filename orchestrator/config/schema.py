@@ -16,6 +16,7 @@ from orchestrator.config.enums import (
     AttentionImplementation,
     Command,
     DataSource,
+    Estimate,
     Family,
     LauncherBackend,
     LrSchedule,
@@ -403,6 +404,8 @@ class RunConfig:
     """The verb; the command line sets it."""
     output: Output = Output.text
     """text for people; json prints one JSON object on standard output and nothing else there."""
+    estimate: Estimate = Estimate.closed_form
+    """validate: closed_form; exact also builds the engine of each class of ranks on this CPU and counts its bytes."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     seed: int = 1234

@@ -53,8 +53,10 @@ def start_distributed(attempt: WorkerAttempt) -> None:
     unlink_shared_buffer()
 
 
-def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
+def build_engine(attempt: WorkerAttempt, spec: ModelSpec, *, fill: Fill | None = None) -> Any:
     """The engine with its first weights, seeded or pretrained, the same whatever the layout and the ZeRO stage.
+
+    ``fill`` replaces those weights.
 
     ``engine.module.loss_fn`` is the loss of a micro-batch; ``engine.plain_gradient_norm`` is there where DeepSpeed keeps none.
     """
@@ -64,7 +66,7 @@ def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
         groups = parallel_groups(attempt.layout, attempt.rank, spec, sequence_parallel=sequence_parallel)
         cut_by_tensors_only = groups.tensor.size > 1 and attempt.layout.pipeline_parallel_size == 1
         unit = ModelParallelUnit(groups) if cut_by_tensors_only else None
-        model = _build_model(attempt, spec, groups, unit)
+        model = _build_model(attempt, spec, groups, unit, fill or _first_weights(attempt, spec, groups))
         with matrices_of_layers():
             engine, _, _, _ = deepspeed.initialize(
                 model=model,
@@ -136,11 +138,13 @@ def _timeout(config: RunConfig) -> datetime.timedelta:
     return datetime.timedelta(minutes=config.communication.timeout_minutes)
 
 
-def _build_model(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> nn.Module:
+def _build_model(
+    attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None, fill: Fill
+) -> nn.Module:
     config = attempt.config
     policy = config.activation_checkpointing.policy
     shapes = LayerShapes(spec=spec, group=groups.tensor, recompute_attention=policy is RecomputePolicy.selective)
-    placement = _placement(attempt, spec, groups, unit)
+    placement = _placement(attempt, groups, unit, fill)
     recompute = Recompute.from_config(config.activation_checkpointing)
     loss = TokenLoss(
         group=groups.tensor,
@@ -159,7 +163,7 @@ def _build_model(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups
     return stages(shapes, placement, recompute, boundaries=boundaries, topology=topology, loss=loss)
 
 
-def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> Placement:
+def _placement(attempt: WorkerAttempt, groups: ParallelGroups, unit: ModelParallelUnit | None, fill: Fill) -> Placement:
     config = attempt.config
     dtype = TORCH_DTYPES[config.precision.dtype]
     partition = None
@@ -177,13 +181,13 @@ def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, 
     return Placement(
         dtype=dtype,
         device=torch.device(get_accelerator().current_device_name()),
-        fill=_fill(attempt, spec, groups),
+        fill=fill,
         frozen=[re.compile(pattern) for pattern in config.training.freeze],
         partition=partition,
     )
 
 
-def _fill(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fill:
+def _first_weights(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fill:
     """Where the first values of the parameters come from. A resumed run gets its own from the checkpoint afterwards."""
     folder = attempt.config.model.pretrained
     if folder is None or attempt.resume_tag is not None:

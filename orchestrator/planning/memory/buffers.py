@@ -33,8 +33,11 @@ def workspace_bytes(settings: DeepSpeedSettings) -> int:
     return 0 if settings.accelerator is Accelerator.cpu else CUBLAS_WORKSPACE_BYTES
 
 
-def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
-    """The buckets into which gradients are copied to be reduced: two when communication overlaps at stages 1 and 2."""
+def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape, *, pipeline: bool = False) -> Size:
+    """The buckets into which gradients are copied to be reduced: two when communication overlaps at stages 1 and 2.
+
+    In a pipeline the backward pass makes one and the reduction another (``stage_1_and_2.py:reduce_gradients``).
+    """
     if settings.optimizer_wrapper not in (OptimizerWrapper.zero12, OptimizerWrapper.zero3):
         return 0 * shape.trainable_parameters
     elements: Size = settings.reduce_bucket_size + 0 * shape.trainable_parameters
@@ -42,7 +45,7 @@ def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
         elements = smaller(elements, shape.trainable_parameters)
     if settings.optimizer_wrapper is OptimizerWrapper.zero3:
         return elements * DTYPE_BYTES[settings.communication_data_type]
-    count = 2 if settings.overlap_comm else 1
+    count = 2 if settings.overlap_comm or (pipeline and settings.contiguous_gradients) else 1
     return elements * count * _reduced_bytes(settings)
 
 

@@ -81,7 +81,7 @@ def phase_components(
         "optimizer_states": states.optimizer_states,
         "workspace": workspace_bytes(settings),
     }
-    bucket = reduce_bucket_bytes(settings, shape)
+    bucket = reduce_bucket_bytes(settings, shape, pipeline=load.pipeline_parallel_size > 1)
     kept_bucket = bucket if settings.sharding_stage >= 3 else 0
     copied = reduction_copy_bytes(settings, shape)
     gathered = {"gathered_parameters": gathered_parameter_bytes(settings, shape, data_parallel_size=dp)}

@@ -112,6 +112,10 @@ class Estimator:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
         return self._device(coordinate, self._load(coordinate, held)).device_bytes
 
+    def loads(self, partition: Partition) -> tuple[tuple[StageLoad, Pass], ...]:
+        """What a rank of each pipeline coordinate holds and does."""
+        return tuple((self._load(index, partition.held_by(index)), self._pass) for index in range(partition.num_coordinates))
+
     @property
     def _pass(self) -> Pass:
         checkpointing = self.config.activation_checkpointing
