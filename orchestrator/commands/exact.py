@@ -112,7 +112,7 @@ def _held(entry: ClosedForm) -> int:
 
 def _counted(config: RunConfig, plan: Plan, classes: list[ClosedForm], scratch: Path, echo: Echo) -> ExactMemory:
     assert plan.layout is not None
-    attempt = start_run(scratch / "run", _contents(config, plan, scratch))
+    attempt = start_run(scratch / "run", contents_on_cpu(config, plan, scratch))
     request = scratch / "request.json"
     write_json(
         request,
@@ -144,7 +144,7 @@ def _reason(exit_code: int, scratch: Path) -> str:
     return str(failures[0]["error"]) if failures else meaning(exit_code)
 
 
-def _contents(config: RunConfig, plan: Plan, scratch: Path) -> RunContents:
+def contents_on_cpu(config: RunConfig, plan: Plan, scratch: Path) -> RunContents:
     """The run on a CPU with the smallest batch that accumulates where the run does; everything else is as planned."""
     assert plan.layout is not None
     small = copy.deepcopy(config)

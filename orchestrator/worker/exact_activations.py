@@ -9,9 +9,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from orchestrator.config.enums import RecomputePolicy
 from orchestrator.config.schema import RunConfig
-from orchestrator.models.layers import LayerShapes, Placement, layer_kinds
+from orchestrator.models.layers import LayerKind, LayerShapes, Placement, layer_kinds
 from orchestrator.models.recompute import Recompute, run_layers
 from orchestrator.models.tensor_parallel.group import TensorParallelGroup
+from orchestrator.models.tensor_parallel.mappings import enter_region
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.engine import TORCH_DTYPES
 
@@ -28,9 +29,9 @@ def saved_activation_bytes(
     dtype = TORCH_DTYPES[config.precision.dtype]
     recompute = Recompute.from_config(config.activation_checkpointing)
     # outside the mode, which would leave them on the meta device
-    head = len(layer_kinds(spec)) - 1
-    has_head = layers.stop > head
-    unplaced = [shapes.build(number) for number in layers if number != head]
+    kinds = {number: layer_kinds(spec)[number] for number in layers}
+    has_head = LayerKind.head in kinds.values()
+    unplaced = [shapes.build(number) for number, kind in kinds.items() if kind is not LayerKind.head]
     with FakeTensorMode(allow_non_fake_inputs=True):
         placement = Placement(dtype=dtype, device=torch.device("cpu"), fill=lambda _hf, _values: None)
         built = [placement.place(layer, group).train() for layer in unplaced]
@@ -49,6 +50,9 @@ def saved_activation_bytes(
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             output = run_layers(built, first, recompute, group=group)
+        # rotary tables and masks stay, whether a recomputed layer has saved them or not; the head saves its input
+        stays = shapes.inputs.tensors if LayerKind.block in kinds.values() else []
         if has_head:
-            saved[output.untyped_storage()._cdata] = output.untyped_storage()
+            stays.append(enter_region(output, group))
+        saved |= {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in stays}
         return sum(storage.nbytes() for storage in saved.values())

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 BUCKETS = "reduce_buckets"
 COMPONENTS = (
     (BUCKETS, re.compile(r"ipg|bucket")),
+    ("allgather_buffers", re.compile(r"allgather_buffer")),
     ("gradients", re.compile(r"grad")),
     ("swap_buffers", re.compile(r"swap")),
     ("optimizer_states", re.compile(r"fp32|^optimizer$|^backup_optimizer$|muon")),
@@ -112,9 +113,9 @@ def _tensors(held: Any, depth: int, seen: set[int]) -> Iterator[Tensor]:
         for value in held:
             yield from _tensors(value, depth - 1, seen)
     elif isinstance(held, torch.optim.Optimizer):
-        yield from _tensors(dict(held.state), depth - 1, seen)
+        yield from _tensors(held.state, depth - 1, seen)
     elif type(held).__module__.startswith("deepspeed.runtime") and not isinstance(held, nn.Module):
-        yield from _tensors(list(vars(held).values()), depth - 1, seen)
+        yield from _tensors(vars(held), depth - 1, seen)
 
 
 def _is_tensor(thing: Any) -> bool:
