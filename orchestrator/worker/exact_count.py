@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 BUCKETS = "reduce_buckets"
 COMPONENTS = (
@@ -28,11 +29,12 @@ _DEPTH = 12
 class EngineBytes:
     """Counts an engine, as often as wanted. ``baseline`` are the storages that were there before it (``storages``)."""
 
-    def __init__(self, engine: Any, *, baseline: Iterable[int]) -> None:
+    def __init__(self, engine: Any, *, baseline: Sequence[UntypedStorage]) -> None:
         self._engine = engine
-        self._baseline = set(baseline) | {0}
-        # A gradient may be a view of a bucket that the optimizer has let go of.
-        self._buckets: set[int] = set()
+        self._baseline = baseline
+        # A gradient may be a view of a bucket that the optimizer has let go of. By address, with what tells whether it is still
+        # the bucket's.
+        self._buckets: dict[int, StorageWeakRef] = {}
 
     def count(self) -> dict[str, int]:
         """Bytes of each component now, and as ``other`` those of all further tensors."""
@@ -65,27 +67,29 @@ class EngineBytes:
                 return []
 
 
-def storages() -> set[int]:
-    """The storages of all tensors that are alive."""
-    return {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if _is_tensor(tensor)}
+def storages() -> list[UntypedStorage]:
+    """The storages of all tensors that are alive; they stay so."""
+    return [tensor.untyped_storage() for tensor in gc.get_objects() if _is_tensor(tensor)]
 
 
 class _Claims:
     """Each storage belongs to the first component that claims it, and one that has been a bucket stays one."""
 
-    def __init__(self, baseline: set[int], buckets: set[int]) -> None:
-        self._seen = set(baseline)
+    def __init__(self, baseline: Sequence[UntypedStorage], buckets: dict[int, StorageWeakRef]) -> None:
+        self._seen = {0, *(storage.data_ptr() for storage in baseline)}
         self._buckets = buckets
         self.sizes: dict[str, int] = {}
 
     def claim(self, component: str, held: Any) -> None:
         for tensor in _tensors(held, _DEPTH, set()):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._seen:
-                self._seen.add(storage.data_ptr())
+            address = storage.data_ptr()
+            if address not in self._seen:
+                self._seen.add(address)
                 if component == BUCKETS:
-                    self._buckets.add(storage.data_ptr())
-                owner = BUCKETS if storage.data_ptr() in self._buckets else component
+                    self._buckets[address] = StorageWeakRef(storage)
+                bucket = self._buckets.get(address)
+                owner = component if bucket is None or bucket.expired() else BUCKETS
                 self.sizes[owner] = self.sizes.get(owner, 0) + storage.nbytes()
 
 

@@ -22,6 +22,7 @@ from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401 (DeepSpeed 
 
 from orchestrator.run_dir import read_json
 from orchestrator.worker.exact import components_of_rank
+from tests.distributed import cpu_info  # noqa: F401 (DeepSpeed asks the CPU its name in seconds)
 
 
 def counted(attempt_dir: Path, rank: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 from orchestrator.config.enums import OffloadDevice, Precision
@@ -42,13 +41,14 @@ Case = tuple[str, ...]
 Pair = tuple[tuple[str, str], tuple[str, str]]
 SMALL = {"model__hidden_size": 256, "model__intermediate_size": 512, "model__vocab_size": 1024, "model__num_hidden_layers": 4}
 """Enough layers for two stages."""
-ON_DISK = {
-    "model__hidden_size": 2048,
-    "model__intermediate_size": 2048,
+STATES_ON_DISK = {
+    "model__hidden_size": 1024,
+    "model__intermediate_size": 1024,
     "model__vocab_size": 1024,
     "model__num_hidden_layers": 1,
 }
-"""Every matrix's partition has 1 MiB and more in every format: DeepSpeed leaves what is smaller in memory."""
+ALL_ON_DISK = {**STATES_ON_DISK, "model__hidden_size": 2048}
+"""Every matrix's partition has 1 MiB and more in its format: DeepSpeed leaves what is smaller in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class LegalCase:
 def configuration(case: Case, **changes: Any) -> RunConfig:
     """The run of a case."""
     chosen = {name: value for axis, level in zip(AXES, case, strict=True) for name, value in AXES[axis][level].items()}
-    on_disk = "nvme" in case[1]
+    sizes = {"optimizer on nvme": STATES_ON_DISK, "all on nvme": ALL_ON_DISK}.get(case[1], SMALL)
     return run_config(
-        **(ON_DISK if on_disk else SMALL),
+        **sizes,
         model__num_attention_heads=8,
-        model__num_key_value_heads=8,
+        model__num_key_value_heads=4 if case[1] == "all on nvme" else 8,
         cluster=cpu_cluster(devices_per_host=4, precisions=[FP32, BF16, FP16]),
         data__sequence_length=64,
         training__gradient_accumulation_steps=2,
@@ -118,8 +118,3 @@ def pairwise_cover() -> list[LegalCase]:
         cover.append(legal_cases()[best])
         missing -= pairs(best)
     return cover
-
-
-def attempt_folder(root: Path, position: int) -> Path:
-    """Where the files of a case are."""
-    return root / f"case_{position}"
