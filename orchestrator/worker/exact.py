@@ -192,9 +192,8 @@ def _trust_gradients(engine: Any) -> None:
     optimizer = engine.optimizer
     if hasattr(optimizer, "check_overflow"):
         optimizer.check_overflow = lambda *_arguments, **_options: False
-    for name in ("scaled_global_norm",):
-        if hasattr(optimizer, name):
-            setattr(optimizer, name, lambda *_arguments, **_options: torch.ones(()))
+    if hasattr(optimizer, "scaled_global_norm"):
+        optimizer.scaled_global_norm = lambda *_arguments, **_options: torch.ones(())
     if hasattr(optimizer, "_get_norm_groups"):
         optimizer._get_norm_groups = lambda: [torch.ones(())]
 

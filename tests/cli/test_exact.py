@@ -8,7 +8,13 @@ import pytest
 
 from tests.cli.command_line import orchestrator
 
-SMALL = ("model.vocab_size=512", "model.hidden_size=128", "model.num_hidden_layers=2", "data.sequence_length=64")
+SMALL = (
+    "data=synthetic",
+    "model.vocab_size=512",
+    "model.hidden_size=128",
+    "model.num_hidden_layers=2",
+    "data.sequence_length=64",
+)
 
 
 def test_both_estimates_of_every_stage_side_by_side(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from orchestrator.config.enums import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, OptimizerType, Precision
 from orchestrator.config.schema import RunConfig
 from orchestrator.planning.plan import Plan
 from tests.unit.planning.configurations import cpu_cluster, plan_of, run_config
@@ -39,6 +39,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
 }
 Case = tuple[str, ...]
 Pair = tuple[tuple[str, str], tuple[str, str]]
+MUON = {"optimizer__type": OptimizerType.Muon, "zero__reduce_scatter": False, "training__gradient_clipping": 0.0}
 SMALL = {"model__hidden_size": 256, "model__intermediate_size": 512, "model__vocab_size": 1024, "model__num_hidden_layers": 4}
 """Enough layers for two stages."""
 STATES_ON_DISK = {
@@ -49,6 +50,30 @@ STATES_ON_DISK = {
 }
 ALL_ON_DISK = {**STATES_ON_DISK, "model__hidden_size": 2048}
 """Every matrix's partition has 1 MiB and more in its format: DeepSpeed leaves what is smaller in memory."""
+
+
+OPTIMIZERS: dict[str, tuple[Case, dict[str, Any]]] = {
+    "Adam": (("stage 1", "no offload", "dp 4", "bf16 in fp32"), {"optimizer__type": OptimizerType.Adam}),
+    "SGD": (("stage 2", "no offload", "dp 4", "fp16"), {"optimizer__type": OptimizerType.SGD}),
+    "SGD without momentum": (
+        ("stage 3", "no offload", "dp 4", "fp32"),
+        {"optimizer__type": OptimizerType.SGD, "optimizer__momentum": 0.0},
+    ),
+    "Lion": (("stage 3", "optimizer on cpu", "dp 4", "bf16 in fp32"), {"optimizer__type": OptimizerType.Lion}),
+    "Adagrad": (("stage 0", "no offload", "dp 4", "fp32"), {"optimizer__type": OptimizerType.Adagrad}),
+    "Adagrad offloaded": (
+        ("stage 2", "optimizer on cpu", "dp 4", "bf16 in fp32"),
+        {"optimizer__type": OptimizerType.Adagrad},
+    ),
+    "Muon without ZeRO": (("stage 0", "no offload", "dp 4", "bf16 in bf16"), MUON),
+    "Muon in BF16_Optimizer": (("stage 1", "no offload", "dp 4", "bf16 in fp32"), MUON),
+    "Muon at stage 1": (("stage 1", "no offload", "dp 4", "bf16 in bf16"), MUON),
+    "Muon at stage 2": (("stage 2", "no offload", "dp 4", "bf16 in fp32"), MUON),
+    "Muon at stage 2, offloaded": (("stage 2", "optimizer on cpu", "dp 4", "bf16 in fp32"), MUON),
+    "Muon at stage 3": (("stage 3", "no offload", "dp 4", "bf16 in fp32"), MUON),
+    "Muon at stage 3, offloaded": (("stage 3", "optimizer on cpu", "dp 4", "fp32"), MUON),
+}
+"""Optimizers other than AdamW, each where its states differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +120,15 @@ def legal_cases() -> Mapping[Case, LegalCase]:
         if plan.verdict == "feasible":
             legal[case] = LegalCase(name=", ".join(case), config=config, plan=plan)
     return legal
+
+
+def optimizer_cases() -> list[LegalCase]:
+    """The cases of ``OPTIMIZERS``."""
+    cases = []
+    for name, (case, changes) in OPTIMIZERS.items():
+        config = configuration(case, **changes)
+        cases.append(LegalCase(name=name, config=config, plan=plan_of(config)))
+    return cases
 
 
 def pairs(case: Case) -> set[Pair]:
