@@ -71,7 +71,7 @@ def run(config: RunConfig, echo: Echo) -> CommandResult:
 
 def count_exactly(config: RunConfig, plan: Plan, echo: Echo) -> ExactMemory:
     """Build the engines of ``plan`` and count. ``plan`` has an estimate; findings say what stands against it."""
-    classes = sorted(closed_forms_of(config, plan), key=lambda entry: -_held(entry))[:MOST_RANKS]
+    classes = sorted(closed_forms_of(config, plan), key=lambda entry: -entry.resident_bytes)[:MOST_RANKS]
     refused = _refusals(config, plan, classes)
     if refused:
         return ExactMemory(entries=(), findings=tuple(refused))
@@ -95,7 +95,7 @@ def _refusals(config: RunConfig, plan: Plan, classes: list[ClosedForm]) -> list[
     if plan.settings.optimizer_implementation is OptimizerImplementation.fused_lion:
         message = "exact builds the optimizer on a CPU, and DeepSpeed's Lion has a CUDA kernel only"
         findings.append(error(RULE, "estimate", message, "set offload.optimizer_device=cpu, or estimate=closed_form"))
-    needed = PROCESS_BYTES + int(CONSTRUCTION * max((_held(entry) for entry in classes), default=0))
+    needed = PROCESS_BYTES + int(CONSTRUCTION * max((entry.resident_bytes for entry in classes), default=0))
     available = psutil.virtual_memory().available
     if needed > available:
         message = (
@@ -103,11 +103,6 @@ def _refusals(config: RunConfig, plan: Plan, classes: list[ClosedForm]) -> list[
         )
         findings.append(error(RULE, "estimate", message, "set estimate=closed_form, or use a host with more RAM"))
     return findings
-
-
-def _held(entry: ClosedForm) -> int:
-    """What the engine of a rank takes; activations and files take nothing."""
-    return sum(size for name, size in entry.components.items() if name not in ("activations", "nvme"))
 
 
 def _counted(config: RunConfig, plan: Plan, classes: list[ClosedForm], scratch: Path, echo: Echo) -> ExactMemory:

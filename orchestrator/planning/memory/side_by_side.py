@@ -31,23 +31,30 @@ class ClosedForm:
     in_flight: tuple[int, ...]
     """Micro-batches whose activations each of its stages keeps at once."""
     components: Mapping[str, int]
+    resident_bytes: int
+    """What a process that holds all but the activations takes of RAM: of a bucket only what is written."""
 
 
 def closed_forms(estimator: Estimator, partition: Partition) -> tuple[ClosedForm, ...]:
     """One entry for each pipeline coordinate.
 
-    Activations are those of a CPU, whose kernels keep what the fused CUDA kernels keep; buckets are counted whole, of which a
-    CPU really gives only what is written.
+    Activations are those of a CPU, whose kernels keep what the fused CUDA kernels keep, and host copies are not rounded up as
+    page-locked blocks are. Buckets are counted whole.
     """
     on_cpu = replace(estimator, settings=replace(estimator.settings, accelerator=Accelerator.cpu))
-    return tuple(
-        ClosedForm(
-            stage=index,
-            rank=estimator.layout.stage_ranks(index).start,
-            in_flight=tuple(int(count) for count in load.in_flight),
-            components={name: size for name, size in _components(on_cpu, load, passed).items() if size},
-        )
-        for index, (load, passed) in enumerate(on_cpu.loads(partition))
+    return tuple(_closed_form(on_cpu, index, load, passed) for index, (load, passed) in enumerate(on_cpu.loads(partition)))
+
+
+def _closed_form(estimator: Estimator, index: int, load: StageLoad, passed: Pass) -> ClosedForm:
+    settings, components = estimator.settings, _components(estimator, load, passed)
+    written = int(reduce_bucket_bytes(settings, load.shape, pipeline=load.pipeline_parallel_size > 1))
+    elsewhere = sum(components[name] for name in ("reduce_buckets", "nvme", "activations"))
+    return ClosedForm(
+        stage=index,
+        rank=estimator.layout.stage_ranks(index).start,
+        in_flight=tuple(int(count) for count in load.in_flight),
+        components={name: size for name, size in components.items() if size},
+        resident_bytes=sum(components.values()) - elsewhere + written,
     )
 
 
