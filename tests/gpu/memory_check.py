@@ -66,6 +66,7 @@ COMMON = (
     "tracking=none",
     "checkpoint=none",
     "lr_scheduler=constant",
+    "lr_scheduler.warmup_steps=0",
     "training.train_batch_size=null",
     "training.gradient_accumulation_steps=2",
     "training.max_steps=2",
@@ -73,9 +74,9 @@ COMMON = (
 )
 TINY = (
     "model.vocab_size=256",
-    "model.hidden_size=64",
+    "model.hidden_size=256",
     "model.num_hidden_layers=4",
-    "model.num_attention_heads=8",
+    "model.num_attention_heads=32",
     "data.sequence_length=32",
     "data.synthetic_tokens=10000",
 )
