@@ -25,6 +25,11 @@ class AttentionInputs:
         self._window = getattr(config, "sliding_window", None)
         self._known: dict[Any, Any] = {}
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What has been made, and stays."""
+        return [tensor for made in self._known.values() for tensor in (made if isinstance(made, tuple) else (made,))]
+
     def of_block(self, index: int, hidden: Tensor, sequence_length: int) -> dict[str, Any]:
         """Keyword arguments for the forward pass of block ``index`` over ``sequence_length`` tokens.
 

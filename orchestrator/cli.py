@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, exact, export, launch, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.enums import Command, Output
+from orchestrator.config.enums import Command, Estimate, Output
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
@@ -173,6 +173,9 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if arguments.command is Command.validate and config.estimate is Estimate.exact:
+        console = _console(json_on_stdout=config.output is Output.json)
+        return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
     if config.checkpoint.resume:

@@ -13,9 +13,9 @@ def main() -> None:
     for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"):
         lock.unlink()
     from deepspeed.ops.op_builder import AsyncIOBuilder
-    from deepspeed.ops.op_builder.cpu import CPUAdamBuilder, ShareMemCommBuilder
+    from deepspeed.ops.op_builder.cpu import CPUAdagradBuilder, CPUAdamBuilder, CPULionBuilder, ShareMemCommBuilder
 
-    for builder in (ShareMemCommBuilder, CPUAdamBuilder, AsyncIOBuilder):
+    for builder in (ShareMemCommBuilder, CPUAdamBuilder, CPULionBuilder, CPUAdagradBuilder, AsyncIOBuilder):
         builder().load(verbose=False)
         print(f"{builder.NAME} is built")
 

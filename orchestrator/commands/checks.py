@@ -122,6 +122,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("resume-batch", _W, "the global batch is as it was"),
         ("resume-steps", _I, "steps are left to train"),
     ),
+    "exact estimate": (("exact-estimate", _E, "the engines can be built here: torch, DeepSpeed and enough free RAM"),),
     "export": (
         ("export-words", _E, "export only takes options that it reads"),
         ("export-run", _E, "run_dir holds a run"),

@@ -14,12 +14,17 @@ Examples:
   orchestrator validate model=llama_3_8b cluster=dgx_h100 zero=stage3
   orchestrator validate experiment=llama_2_70b_64_hosts cluster.hosts=16
   orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json
-  orchestrator validate deepspeed_json=ds_config.json world_size=8 model=llama_3_8b"""
+  orchestrator validate deepspeed_json=ds_config.json world_size=8 model=llama_3_8b
+  orchestrator validate model=llama_3_1b zero=stage2 estimate=exact"""
 
 
 def run(config: RunConfig) -> CommandResult:
     """Plan ``config`` and report."""
-    plan = plan_run(config)
+    return report(config, plan_run(config))
+
+
+def report(config: RunConfig, plan: Plan) -> CommandResult:
+    """The report of a plan, whatever its verdict."""
     if not plan.fits:
         return refusal(config, plan)
     return CommandResult(exit_code=OK, payload=plan.to_dict(), text=text.plan_report(plan))

@@ -23,6 +23,13 @@ class Output(StrEnum):
     json = "json"
 
 
+class Estimate(StrEnum):
+    """Where the figures of ``validate`` come from."""
+
+    closed_form = "closed_form"
+    exact = "exact"
+
+
 class Family(StrEnum):
     """Model families whose shapes, parameter counts and parallel layers are known."""
 
@@ -88,6 +95,11 @@ class OptimizerType(StrEnum):
     """Optimizers, as DeepSpeed names them."""
 
     AdamW = "AdamW"
+    Adam = "Adam"
+    Lion = "Lion"
+    SGD = "SGD"
+    Adagrad = "Adagrad"
+    Muon = "Muon"
 
 
 class LrSchedule(StrEnum):

@@ -16,6 +16,7 @@ from orchestrator.config.enums import (
     AttentionImplementation,
     Command,
     DataSource,
+    Estimate,
     Family,
     LauncherBackend,
     LrSchedule,
@@ -230,11 +231,15 @@ class OptimizerConfig:
     lr: float = 3e-4
     """Peak learning rate."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """Decay of the first and second moment."""
+    """Decay of the first and second moment (AdamW, Adam, Muon's Adam); of Lion's update and momentum."""
     eps: float = 1e-8
-    """Added to the denominator of the update."""
+    """Added to the denominator of the update (AdamW, Adam, Adagrad, Muon's Adam)."""
     weight_decay: float = 0.1
-    """Decoupled weight decay."""
+    """Weight decay; decoupled from the gradient with AdamW, Lion and Muon, part of it (L2) with Adam, SGD and Adagrad."""
+    momentum: float = 0.9
+    """Momentum of SGD (0 = none, and no state) and of Muon."""
+    adam_lr: float | None = None
+    """Peak learning rate of what Muon leaves to AdamW: embeddings, head, norms and biases; null = lr."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -403,6 +408,8 @@ class RunConfig:
     """The verb; the command line sets it."""
     output: Output = Output.text
     """text for people; json prints one JSON object on standard output and nothing else there."""
+    estimate: Estimate = Estimate.closed_form
+    """validate: closed_form; exact also builds the engine of each class of ranks on this CPU and counts its bytes."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     seed: int = 1234

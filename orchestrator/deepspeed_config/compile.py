@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision
+from orchestrator.config.enums import Accelerator, OffloadDevice, OptimizerType, PipelineSchedule, Precision
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation
 
@@ -54,6 +54,8 @@ def compile_config(
         "zero_optimization": _zero_block(settings, nvme_path),
         "optimizer": _optimizer_block(config, settings),
     }
+    if config.optimizer.type is OptimizerType.SGD and settings.zero_stage > 0:
+        compiled["zero_allow_untested_optimizer"] = True
     if settings.dtype is Precision.bf16:
         compiled["bf16"] = {"enabled": True}
     if settings.dtype is Precision.fp16:
@@ -126,15 +128,33 @@ def _offload_param_block(settings: DeepSpeedSettings, nvme_path: str | None) -> 
 
 def _optimizer_block(config: RunConfig, settings: DeepSpeedSettings) -> dict[str, Any]:
     optimizer = config.optimizer
-    params: dict[str, Any] = {
+    common: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    adam: dict[str, Any] = {
         "lr": optimizer.lr,
         "betas": list(optimizer.betas),
         "eps": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
     }
+    if settings.accelerator is Accelerator.cpu and not settings.offloads_optimizer:
+        adam["torch_adam"] = True
     if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
-        # torch's own kernel for CPUs: half the time of its loop over tensors, and no temporaries
-        params |= {"torch_adam": True, "fused": True}
+        # one pass over each tensor: half the time of torch's loop of operations, and no temporaries
+        adam["fused"] = True
+    match optimizer.type:
+        case OptimizerType.AdamW:
+            params = adam
+        case OptimizerType.Adam:
+            # without it DeepSpeed's "Adam" is AdamW
+            params = {**adam, "adam_w_mode": False}
+        case OptimizerType.Lion:
+            params = {**common, "betas": list(optimizer.betas)}
+        case OptimizerType.SGD:
+            params = {**common, "momentum": optimizer.momentum}
+        case OptimizerType.Adagrad:
+            params = {**common, "eps": optimizer.eps}
+        case OptimizerType.Muon:
+            adam_lr = optimizer.lr if optimizer.adam_lr is None else optimizer.adam_lr
+            params = {**adam, "adam_lr": adam_lr, "momentum": optimizer.momentum, "ns_method": "gram"}
     return {"type": optimizer.type.value, "params": params}
 
 

@@ -7,19 +7,25 @@ from pathlib import Path
 
 from orchestrator.config.enums import Accelerator, OffloadDevice
 from orchestrator.config.schema import RunConfig
+from orchestrator.deepspeed_config.settings import OptimizerImplementation, resolve_settings
 
 
 def needed_operators(config: RunConfig) -> list[str]:
     """The operators that DeepSpeed loads for this run, and compiles when they are not there."""
     on_cpu = config.cluster.accelerator is Accelerator.cpu
-    offloads = config.offload.optimizer_device is not OffloadDevice.none
     uses_nvme = OffloadDevice.nvme in (config.offload.optimizer_device, config.offload.param_device)
     needs = {
         "deepspeed_shm_comm": on_cpu,
-        "cpu_adam": offloads,
-        "fused_adam": not on_cpu and not offloads,
         "async_io": uses_nvme,
     }
+    settings = resolve_settings(config)
+    implementation = settings.optimizer_implementation
+    if implementation is OptimizerImplementation.muon:
+        # what Muon leaves to AdamW
+        needs["cpu_adam"] = settings.offloads_optimizer
+        needs["fused_adam"] = not on_cpu and not settings.offloads_optimizer
+    elif not implementation.startswith("torch"):
+        needs[implementation.value] = True
     return [name for name, needed in needs.items() if needed]
 
 

@@ -19,6 +19,7 @@ def fixed_options(config: RunConfig) -> dict[str, Any]:
         "parallelism.sequence_parallel": config.parallelism.sequence_parallel,
         "offload.optimizer_device": settings.offload_optimizer_device.value,
         "offload.param_device": settings.offload_param_device.value,
+        "optimizer.type": config.optimizer.type.value,
         "precision.grad_accum_dtype": settings.grad_accum_dtype.value,
         "training.freeze": list(config.training.freeze),
     }

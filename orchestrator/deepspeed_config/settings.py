@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.config.enums import Accelerator, OffloadDevice, Precision
+from orchestrator.config.enums import Accelerator, OffloadDevice, OptimizerType, Precision
 from orchestrator.config.schema import RunConfig
 
 
@@ -29,14 +29,26 @@ class OptimizerWrapper(StrEnum):
 
 
 class OptimizerImplementation(StrEnum):
-    """Which AdamW computes the step."""
+    """What computes the step: kernels work in place, torch's other optimizers make temporaries."""
 
     torch_adamw = "torch_adamw"
-    """torch.optim.AdamW: makes temporaries as large as the tensors it updates."""
+    """torch.optim.AdamW, or Adam, with torch's fused kernel for CPUs."""
     fused_adam = "fused_adam"
-    """DeepSpeed's CUDA kernel: works in place."""
+    """DeepSpeed's CUDA kernel of both."""
     cpu_adam = "cpu_adam"
     """DeepSpeedCPUAdam, for offloaded states."""
+    fused_lion = "fused_lion"
+    """DeepSpeed's CUDA kernel; there is none for a CPU."""
+    cpu_lion = "cpu_lion"
+    """DeepSpeedCPULion, for offloaded states. It allocates Adam's second moment as well, and never uses it."""
+    torch_sgd = "torch_sgd"
+    """torch.optim.SGD, wherever the states are."""
+    torch_adagrad = "torch_adagrad"
+    """torch.optim.Adagrad."""
+    cpu_adagrad = "cpu_adagrad"
+    """DeepSpeedCPUAdagrad, for offloaded states."""
+    muon = "muon"
+    """MuonWithAuxAdam: Muon for the matrices of the layers, AdamW for the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,7 @@ class DeepSpeedSettings:
     communication_data_type: Precision
     optimizer_wrapper: OptimizerWrapper
     optimizer_implementation: OptimizerImplementation
+    optimizer_momentum: float
     reduce_bucket_size: int
     allgather_bucket_size: int
     overlap_comm: bool
@@ -115,7 +128,10 @@ def resolve_settings(config: RunConfig) -> DeepSpeedSettings:
             pipeline=pipeline,
             offloads_optimizer=offload_optimizer is not OffloadDevice.none,
         ),
-        optimizer_implementation=_optimizer_implementation(config.cluster.accelerator, offload_optimizer),
+        optimizer_implementation=optimizer_implementation(
+            config.optimizer.type, config.cluster.accelerator, offloads_optimizer=offload_optimizer is not OffloadDevice.none
+        ),
+        optimizer_momentum=config.optimizer.momentum,
         reduce_bucket_size=config.zero.reduce_bucket_size,
         allgather_bucket_size=config.zero.allgather_bucket_size,
         overlap_comm=_overlap_comm(config.zero.overlap_comm, stage, pipeline),
@@ -172,7 +188,21 @@ def _overlap_comm(asked: bool | None, zero_stage: int, pipeline: bool) -> bool:
     return zero_stage == 3 if asked is None else asked
 
 
-def _optimizer_implementation(accelerator: Accelerator, offload_optimizer: OffloadDevice) -> OptimizerImplementation:
-    if offload_optimizer is not OffloadDevice.none:
-        return OptimizerImplementation.cpu_adam
-    return OptimizerImplementation.torch_adamw if accelerator is Accelerator.cpu else OptimizerImplementation.fused_adam
+def optimizer_implementation(
+    optimizer: OptimizerType, accelerator: Accelerator, *, offloads_optimizer: bool
+) -> OptimizerImplementation:
+    """The implementation DeepSpeed picks (``engine.py:_configure_basic_optimizer``), with torch's Adam asked for on a CPU."""
+    on_cpu = accelerator is Accelerator.cpu
+    match optimizer:
+        case OptimizerType.Muon:
+            return OptimizerImplementation.muon
+        case OptimizerType.SGD:
+            return OptimizerImplementation.torch_sgd
+        case OptimizerType.Adagrad:
+            return OptimizerImplementation.cpu_adagrad if offloads_optimizer else OptimizerImplementation.torch_adagrad
+        case OptimizerType.Lion:
+            return OptimizerImplementation.cpu_lion if offloads_optimizer else OptimizerImplementation.fused_lion
+        case OptimizerType.AdamW | OptimizerType.Adam:
+            if offloads_optimizer:
+                return OptimizerImplementation.cpu_adam
+            return OptimizerImplementation.torch_adamw if on_cpu else OptimizerImplementation.fused_adam

@@ -17,6 +17,7 @@ from orchestrator.planning.frozen import frozen_stage_findings
 from orchestrator.planning.layout import ParallelLayout, layout_from_config
 from orchestrator.planning.memory.estimate import Estimator, MemoryEstimate
 from orchestrator.planning.memory.shape import rank_shape
+from orchestrator.planning.memory.side_by_side import ClosedForm, closed_forms
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.planning.parameter_names import trainable_shares
 from orchestrator.planning.partition import BALANCED, Partition, partition_layers, stages_per_rank
@@ -96,14 +97,7 @@ def make_plan(
     partition: Partition | None = None
     memory: MemoryEstimate | None = None
     if model is not None and cluster is not None and layout is not None and not forbids_estimate(broken):
-        estimator = Estimator(
-            config=config,
-            spec=model,
-            cluster=cluster,
-            layout=layout,
-            settings=settings,
-            trainable_shares=trainable_shares(model, config.training.freeze) if config.training.freeze else None,
-        )
+        estimator = _estimator(config, model, cluster, layout, settings)
         partition = _partition(estimator)
         if estimator.trainable_shares is not None:
             findings += frozen_stage_findings(partition, estimator.trainable_shares)
@@ -118,6 +112,16 @@ def make_plan(
         memory=memory,
         findings=tuple(findings),
     )
+
+
+def closed_forms_of(config: RunConfig, plan: Plan) -> tuple[ClosedForm, ...]:
+    """The parts of a plan's estimate that can be counted in an engine; nothing where there is no estimate."""
+    if plan.memory is None or plan.partition is None:
+        return ()
+    assert plan.model is not None
+    assert plan.cluster is not None
+    assert plan.layout is not None
+    return closed_forms(_estimator(config, plan.model, plan.cluster, plan.layout, plan.settings), plan.partition)
 
 
 def partition_entry(spec: ModelSpec, partition: Partition) -> dict[str, Any]:
@@ -139,6 +143,19 @@ def partition_entry(spec: ModelSpec, partition: Partition) -> dict[str, Any]:
             for index, stage in enumerate(partition.stages)
         ],
     }
+
+
+def _estimator(
+    config: RunConfig, model: ModelSpec, cluster: ClusterSpec, layout: ParallelLayout, settings: DeepSpeedSettings
+) -> Estimator:
+    return Estimator(
+        config=config,
+        spec=model,
+        cluster=cluster,
+        layout=layout,
+        settings=settings,
+        trainable_shares=trainable_shares(model, config.training.freeze) if config.training.freeze else None,
+    )
 
 
 def _partition(estimator: Estimator) -> Partition:

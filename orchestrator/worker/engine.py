@@ -32,6 +32,7 @@ from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
 from orchestrator.worker.loss import TokenLoss
 from orchestrator.worker.lr_schedule import learning_rate
+from orchestrator.worker.muon import matrices_of_layers, num_dimensions
 from orchestrator.worker.operators import operators_to_build, unlink_shared_buffer
 from orchestrator.worker.parallel_groups import ModelParallelUnit, ParallelGroups, group_timeout, parallel_groups
 from orchestrator.worker.pretrained import pretrained_weights
@@ -52,8 +53,10 @@ def start_distributed(attempt: WorkerAttempt) -> None:
     unlink_shared_buffer()
 
 
-def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
+def build_engine(attempt: WorkerAttempt, spec: ModelSpec, *, fill: Fill | None = None) -> Any:
     """The engine with its first weights, seeded or pretrained, the same whatever the layout and the ZeRO stage.
+
+    ``fill`` replaces those weights.
 
     ``engine.module.loss_fn`` is the loss of a micro-batch; ``engine.plain_gradient_norm`` is there where DeepSpeed keeps none.
     """
@@ -63,15 +66,16 @@ def build_engine(attempt: WorkerAttempt, spec: ModelSpec) -> Any:
         groups = parallel_groups(attempt.layout, attempt.rank, spec, sequence_parallel=sequence_parallel)
         cut_by_tensors_only = groups.tensor.size > 1 and attempt.layout.pipeline_parallel_size == 1
         unit = ModelParallelUnit(groups) if cut_by_tensors_only else None
-        model = _build_model(attempt, spec, groups, unit)
-        engine, _, _, _ = deepspeed.initialize(
-            model=model,
-            model_parameters=parameter_groups(model),
-            config=attempt.ds_config,
-            lr_scheduler=lr_scheduler_factory(config),
-            mpu=unit,
-            dist_init_required=False,
-        )
+        model = _build_model(attempt, spec, groups, unit, fill or _first_weights(attempt, spec, groups))
+        with matrices_of_layers():
+            engine, _, _, _ = deepspeed.initialize(
+                model=model,
+                model_parameters=parameter_groups(model),
+                config=attempt.ds_config,
+                lr_scheduler=lr_scheduler_factory(config),
+                mpu=unit,
+                dist_init_required=False,
+            )
     if attempt.layout.pipeline_parallel_size > 1:
         engine.__class__ = ENGINES[config.parallelism.schedule]
         _excuse_frozen_tied_weights(model)
@@ -89,8 +93,8 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     The first group takes the optimizer's own weight decay.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decaying = [parameter for parameter in parameters if _num_dimensions(parameter) >= 2]
-    others = [parameter for parameter in parameters if _num_dimensions(parameter) < 2]
+    decaying = [parameter for parameter in parameters if num_dimensions(parameter) >= 2]
+    others = [parameter for parameter in parameters if num_dimensions(parameter) < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -134,11 +138,13 @@ def _timeout(config: RunConfig) -> datetime.timedelta:
     return datetime.timedelta(minutes=config.communication.timeout_minutes)
 
 
-def _build_model(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> nn.Module:
+def _build_model(
+    attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None, fill: Fill
+) -> nn.Module:
     config = attempt.config
     policy = config.activation_checkpointing.policy
     shapes = LayerShapes(spec=spec, group=groups.tensor, recompute_attention=policy is RecomputePolicy.selective)
-    placement = _placement(attempt, spec, groups, unit)
+    placement = _placement(attempt, groups, unit, fill)
     recompute = Recompute.from_config(config.activation_checkpointing)
     loss = TokenLoss(
         group=groups.tensor,
@@ -157,7 +163,7 @@ def _build_model(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups
     return stages(shapes, placement, recompute, boundaries=boundaries, topology=topology, loss=loss)
 
 
-def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, unit: ModelParallelUnit | None) -> Placement:
+def _placement(attempt: WorkerAttempt, groups: ParallelGroups, unit: ModelParallelUnit | None, fill: Fill) -> Placement:
     config = attempt.config
     dtype = TORCH_DTYPES[config.precision.dtype]
     partition = None
@@ -178,20 +184,15 @@ def _placement(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups, 
     return Placement(
         dtype=dtype,
         device=torch.device(get_accelerator().current_device_name()),
-        fill=_fill(attempt, spec, groups),
+        fill=fill,
         frozen=[re.compile(pattern) for pattern in config.training.freeze],
         partition=partition,
     )
 
 
-def _fill(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fill:
+def _first_weights(attempt: WorkerAttempt, spec: ModelSpec, groups: ParallelGroups) -> Fill:
     """Where the first values of the parameters come from. A resumed run gets its own from the checkpoint afterwards."""
     folder = attempt.config.model.pretrained
     if folder is None or attempt.resume_tag is not None:
         return seeded_weights(spec, groups.tensor, seed=attempt.config.seed)
     return groups.data.read_once(pretrained_weights(Path(folder), spec, groups.tensor))
-
-
-def _num_dimensions(parameter: nn.Parameter) -> int:
-    """Dimensions of the whole parameter; ZeRO-3 keeps an empty one in the module and the shape beside it."""
-    return len(getattr(parameter, "ds_shape", parameter.shape))

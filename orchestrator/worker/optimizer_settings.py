@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NAMES = ("initial_lr", "betas", "eps", "weight_decay")
+NAMES = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
+"""Settings of a parameter group; no optimizer has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class OptimizerSettings:
 
 def optimizer_settings(engine: Any) -> OptimizerSettings:
     """The settings of an engine that has loaded nothing: those of the configuration."""
-    groups = [{name: group[name] for name in NAMES} for group in engine.basic_optimizer.param_groups]
+    groups = [{name: group[name] for name in NAMES if name in group} for group in engine.basic_optimizer.param_groups]
     return OptimizerSettings(groups=groups, clip_grad=getattr(engine.optimizer, "clip_grad", None))
 
 

@@ -13,6 +13,7 @@ from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.worker.attempt import read_attempt
 from orchestrator.worker.data.prepare import batch_reader, prepare_data
 from orchestrator.worker.lr_schedule import learning_rate
+from tests.distributed.plain_optimizers import plain_optimizer
 from tests.reference_model import named_parameters, plain_model
 
 
@@ -43,14 +44,13 @@ def _train(attempt_dir: Path) -> tuple[nn.Module, list[float], list[float]]:
     norms_and_biases = {
         id(p) for m in model.modules() for n, p in m.named_parameters(recurse=False) if is_norm(m) or n == "bias"
     }
-    optimizer = torch.optim.AdamW(
+    optimizer = plain_optimizer(
+        config.optimizer,
         [
             {"params": [p for p in model.parameters() if id(p) not in norms_and_biases]},
             {"params": [p for p in model.parameters() if id(p) in norms_and_biases], "weight_decay": 0.0},
         ],
-        betas=tuple(config.optimizer.betas),
-        eps=config.optimizer.eps,
-        weight_decay=config.optimizer.weight_decay,
+        ends={id(p) for p in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)},
     )
     batch_size = attempt.layout.train_batch_size
     whole_batch = ParallelLayout(
@@ -70,11 +70,13 @@ def _train(attempt_dir: Path) -> tuple[nn.Module, list[float], list[float]]:
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(batch.labels).flatten())
         for group in optimizer.param_groups:
             schedule, max_steps = config.lr_scheduler, config.training.max_steps
-            group["lr"] = learning_rate(step, peak=config.optimizer.lr, schedule=schedule, max_steps=max_steps)
+            rate = learning_rate(step, peak=config.optimizer.lr, schedule=schedule, max_steps=max_steps)
+            group["lr"] = rate * group.get("lr_factor", 1.0)
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clipping)
-        assert norm > config.training.gradient_clipping, "a run that clips nothing does not test clipping"
+        clipping = config.training.gradient_clipping
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))
+        assert norm > clipping, "a run that clips nothing does not test clipping"
         optimizer.step()
         losses.append(loss.item())
         norms.append(norm.item())

@@ -62,7 +62,7 @@ TINY = (
 PACKAGES = ("torch", "deepspeed", "transformers", "flash-attn")
 
 
-def with_wheels(wheels: Path) -> None:
+def with_wheels(wheels: Path, *, module: str = "tests.gpu.throughput") -> None:
     """Start again with the wheels of a folder installed where nothing else sees them."""
     site = tempfile.mkdtemp(prefix="throughput_site_")
     files = [str(path) for path in sorted(wheels.glob("*.whl"))]
@@ -72,7 +72,7 @@ def with_wheels(wheels: Path) -> None:
     at = words.index("--wheels")
     paths = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    os.execve(sys.executable, [sys.executable, "-m", "tests.gpu.throughput", *words[:at], *words[at + 2 :]], environment)
+    os.execve(sys.executable, [sys.executable, "-m", module, *words[:at], *words[at + 2 :]], environment)
 
 
 def compared(words: list[str], directory: Path, *, dry: bool, pairs: int, block_seconds: float) -> dict[str, Any]:

@@ -17,6 +17,13 @@ from orchestrator.units import DTYPE_BYTES, MIB
 
 UNSHARDED_BUCKET = 500_000_000
 """Elements the engine itself reduces at once, without ZeRO and with BF16_Optimizer (``MEMORY_OPT_ALLREDUCE_SIZE``)."""
+TEMPORARIES = {
+    OptimizerImplementation.torch_sgd: 1,
+    OptimizerImplementation.torch_adagrad: 2,
+    OptimizerImplementation.muon: 2,
+}
+"""fp32 temporaries of the tensor that is updated, of the optimizers that make any. AdamW's kernels, torch's fused one for CPUs
+among them, work in place."""
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """Workspace of the matrix library on a GPU, taken from the allocator by the first product."""
 
@@ -26,8 +33,11 @@ def workspace_bytes(settings: DeepSpeedSettings) -> int:
     return 0 if settings.accelerator is Accelerator.cpu else CUBLAS_WORKSPACE_BYTES
 
 
-def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
-    """The buckets into which gradients are copied to be reduced: two when communication overlaps at stages 1 and 2."""
+def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape, *, pipeline: bool = False) -> Size:
+    """The buckets into which gradients are copied to be reduced: two when communication overlaps at stages 1 and 2.
+
+    In a pipeline the backward pass makes one and the reduction another (``stage_1_and_2.py:reduce_gradients``).
+    """
     if settings.optimizer_wrapper not in (OptimizerWrapper.zero12, OptimizerWrapper.zero3):
         return 0 * shape.trainable_parameters
     elements: Size = settings.reduce_bucket_size + 0 * shape.trainable_parameters
@@ -35,7 +45,7 @@ def reduce_bucket_bytes(settings: DeepSpeedSettings, shape: RankShape) -> Size:
         elements = smaller(elements, shape.trainable_parameters)
     if settings.optimizer_wrapper is OptimizerWrapper.zero3:
         return elements * DTYPE_BYTES[settings.communication_data_type]
-    count = 2 if settings.overlap_comm else 1
+    count = 2 if settings.overlap_comm or (pipeline and settings.contiguous_gradients) else 1
     return elements * count * _reduced_bytes(settings)
 
 
@@ -101,8 +111,8 @@ def optimizer_step_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_
     """What the optimizer step allocates on the device on top of states and gradients; nothing where it runs on the CPU.
 
     ZeRO-1 and 2 flatten the shard's gradient and convert it to fp32; ZeRO-3 does so for one sub-group. Without ZeRO,
-    FP16_Optimizer converts every gradient and flattens the copies. torch's AdamW adds two fp32 temporaries of the tensor
-    that it updates, DeepSpeed's kernel none. What a partial offload leaves on the device is updated there by torch's, from an
+    FP16_Optimizer converts every gradient and flattens the copies. Some optimizers add fp32 temporaries of the tensor that
+    they update. What a partial offload leaves on the device is updated there by torch's, from an
     fp32 gradient of the sub-group.
     """
     shard = ceil_divide(shape.trainable_parameters, data_parallel_size)
@@ -111,12 +121,12 @@ def optimizer_step_bytes(settings: DeepSpeedSettings, shape: RankShape, *, data_
         return kept * 3 * FP32_BYTES
     accumulated = DTYPE_BYTES[settings.grad_accum_dtype]
     converted = FP32_BYTES if accumulated < FP32_BYTES else 0
-    temporary = 2 * FP32_BYTES if settings.optimizer_implementation is OptimizerImplementation.torch_adamw else 0
+    temporary = TEMPORARIES.get(settings.optimizer_implementation, 0) * FP32_BYTES
     match settings.optimizer_wrapper:
         case OptimizerWrapper.plain:
             return shape.largest_parameter * temporary
         case OptimizerWrapper.fp16:
-            if settings.optimizer_implementation is OptimizerImplementation.torch_adamw:
+            if settings.optimizer_implementation is not OptimizerImplementation.fused_adam:
                 return shape.trainable_parameters * FP32_BYTES + shape.largest_parameter * temporary
             return shape.trainable_parameters * 2 * FP32_BYTES
         case OptimizerWrapper.bf16:

@@ -76,13 +76,19 @@ def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
     shape, dp = load.shape, load.data_parallel_size
     trained = shape.trainable_parameters
-    states = device_states(settings, num_parameters=shape.parameters, num_trainable=trained, data_parallel_size=dp)
+    states = device_states(
+        settings,
+        num_parameters=shape.parameters,
+        num_trainable=trained,
+        num_muon=shape.muon_parameters,
+        data_parallel_size=dp,
+    )
     permanent = {
         "parameters": states.parameters,
         "optimizer_states": states.optimizer_states,
         "workspace": workspace_bytes(settings),
     }
-    bucket = reduce_bucket_bytes(settings, shape)
+    bucket = reduce_bucket_bytes(settings, shape, pipeline=load.pipeline_parallel_size > 1)
     kept_bucket = bucket if settings.sharding_stage >= 3 else 0
     copied = reduction_copy_bytes(settings, shape)
     gathered = {"gathered_parameters": gathered_parameter_bytes(settings, shape, data_parallel_size=dp)}

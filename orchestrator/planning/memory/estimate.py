@@ -178,6 +178,11 @@ class Estimator:
         load = self._load(coordinate, held, shape)
         return load, with_in_flight(self.spec, phases, load, passed)
 
+    def loads(self, partition: Partition) -> tuple[tuple[StageLoad, Pass], ...]:
+        """What a rank of each pipeline coordinate holds and does."""
+        held = [partition.held_by(index) for index in range(partition.num_coordinates)]
+        return tuple((self._load(index, stages, self._shape(stages)), self.passed) for index, stages in enumerate(held))
+
     @property
     def passed(self) -> Pass:
         """One forward and backward pass of any rank."""

@@ -18,9 +18,9 @@ from orchestrator.planning.memory.shape import RankShape
 from orchestrator.planning.memory.states import (
     FP32_BYTES,
     MASTER_BYTES,
-    MOMENT_BYTES,
     device_optimizer_elements,
     mixes_gradient_formats,
+    moment_bytes,
 )
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES, GIB, MIB
@@ -103,7 +103,7 @@ def _stage12_states(
     gradients = pinned(shard * FP32_BYTES) + pinned(shape.largest_parameter * element)
     if accumulates and settings.zero_stage == 2 and not mixes_gradient_formats(settings):
         gradients = gradients + pinned(shard * element)
-    moments = shard * MOMENT_BYTES if with_moments else 0 * shard
+    moments = _moments(settings, shape, data_parallel_size, elements=shard) if with_moments else 0 * shard
     return HostStates(
         parameters=pinned(shard * element),
         gradients=gradients,
@@ -134,7 +134,9 @@ def _stage3_states(settings: DeepSpeedSettings, shape: RankShape, data_parallel_
             num_groups = offloaded // larger(group, 1)
             gradients = gradients + num_groups * pinned(group * FP32_BYTES)
             gradients = gradients + pinned((offloaded - num_groups * group) * FP32_BYTES)
-            optimizer_states = offloaded * (MASTER_BYTES + (MOMENT_BYTES if with_moments else 0))
+            optimizer_states = offloaded * MASTER_BYTES
+            if with_moments:
+                optimizer_states = optimizer_states + _moments(settings, shape, data_parallel_size, elements=offloaded)
         case OffloadDevice.nvme:
             swap_buffers = swap_buffers + settings.optimizer_buffer_count * group * FP32_BYTES
         case OffloadDevice.none:
@@ -150,6 +152,10 @@ def _stage3_states(settings: DeepSpeedSettings, shape: RankShape, data_parallel_
         case OffloadDevice.none:
             pass
     return HostStates(parameters=parameters, gradients=gradients, optimizer_states=optimizer_states, swap_buffers=swap_buffers)
+
+
+def _moments(settings: DeepSpeedSettings, shape: RankShape, data_parallel_size: Size, *, elements: Size) -> Size:
+    return moment_bytes(settings, elements=elements, num_muon=ceil_divide(shape.muon_parameters, data_parallel_size))
 
 
 def _as_is(size: Size) -> Size:

@@ -100,7 +100,11 @@ def host_share(
     """
     shape, dp = load.shape, load.data_parallel_size
     disk = nvme_bytes(
-        settings, num_parameters=shape.parameters, num_trainable=shape.trainable_parameters, data_parallel_size=dp
+        settings,
+        num_parameters=shape.parameters,
+        num_trainable=shape.trainable_parameters,
+        num_muon=shape.muon_parameters,
+        data_parallel_size=dp,
     )
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
     pinning = initialization_copy_bytes(settings, shape, data_parallel_size=dp)
@@ -185,6 +189,7 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
         settings,
         num_parameters=shape.parameters,
         num_trainable=shape.trainable_parameters,
+        num_muon=shape.muon_parameters,
         data_parallel_size=load.data_parallel_size,
     )
     return cluster.device_context_bytes + 2 * int(states.parameters) + int(states.optimizer_states)

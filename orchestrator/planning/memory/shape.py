@@ -23,6 +23,8 @@ class RankShape:
     """Elements of the largest single tensor: ZeRO-3 gathers it at once, ZeRO-1 and 2 reduce it whole."""
     persistent_parameters: Size
     """Elements of the tensors below ZeRO-3's persistence threshold, which stay gathered."""
+    muon_parameters: Size = 0
+    """Trained elements in the matrices of layers: those that Muon updates, if it is the optimizer."""
 
 
 def rank_shape(
@@ -46,6 +48,7 @@ def rank_shape(
     if trainable_shares is not None:
         trained = round(sum(float(size) * sum(trainable_shares[layer] for layer in layers) for layers, size in parts))
     num_layers = sum(stage.num_layers for stage in held)
+    in_matrices = num_layers * layer_matrix_parameters(spec.facts, spec.hidden_size, spec.layer_widths(tensor_parallel_size))
     persistent = num_layers * _persistent_in_layer(spec, tensor_parallel_size, persistence_threshold)
     return RankShape(
         parameters=parameters,
@@ -56,6 +59,7 @@ def rank_shape(
             with_vocabulary=any(stage.has_embedding or stage.has_head for stage in held),
         ),
         persistent_parameters=smaller(parameters, persistent),
+        muon_parameters=smaller(in_matrices, trained),
     )
 
 

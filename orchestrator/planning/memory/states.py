@@ -15,17 +15,20 @@ ZeRO-3                 2/N         a/N        12/N
 fp32, ZeRO-1           4           4          12/N (it keeps a copy)
 =====================  ==========  =========  =====================
 
-With 16-bit gradients this is 16 bytes a parameter in all: the arithmetic of the ZeRO paper (Rajbhandari et al., 2020).
+The optimizer states are those of Adam: 4 bytes of a master copy and 8 of two moments. Other optimizers remember less, see
+``moment_bytes``. With 16-bit gradients this is 16 bytes a parameter in all: the arithmetic of the ZeRO paper (Rajbhandari et
+al., 2020).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from orchestrator.config.enums import OffloadDevice
-from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerImplementation, OptimizerWrapper
 from orchestrator.planning.broadcast import choose, smaller
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.units import DTYPE_BYTES
@@ -35,6 +38,18 @@ MASTER_BYTES = 4
 MOMENT_BYTES = 8
 """Adam's two fp32 moments of a parameter."""
 FP32_BYTES = 4
+MOMENTS: Mapping[OptimizerImplementation, int] = {
+    OptimizerImplementation.torch_adamw: 2,
+    OptimizerImplementation.fused_adam: 2,
+    OptimizerImplementation.cpu_adam: 2,
+    OptimizerImplementation.fused_lion: 1,
+    OptimizerImplementation.cpu_lion: 2,
+    OptimizerImplementation.torch_sgd: 1,
+    OptimizerImplementation.torch_adagrad: 1,
+    OptimizerImplementation.cpu_adagrad: 1,
+    OptimizerImplementation.muon: 2,
+}
+"""fp32 numbers that an optimizer remembers of an element; of Muon those of its Adam, of SGD those with momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,7 @@ def model_state_bytes(
     pipeline_parallel_size: Size = 1,
     dtype_bytes: int = 2,
     grad_dtype_bytes: int = 2,
+    moment_bytes: int = MOMENT_BYTES,
 ) -> ModelStates:
     """States of a rank that holds an equal share of ``num_parameters``, wherever they are kept.
 
@@ -73,31 +89,71 @@ def model_state_bytes(
     return ModelStates(
         parameters=choose(zero_stage >= 3, shard, local) * dtype_bytes,
         gradients=choose(zero_stage >= 2, shard, local) * grad_dtype_bytes,
-        optimizer_states=choose(zero_stage >= 1, shard, local) * (master + MOMENT_BYTES),
+        optimizer_states=choose(zero_stage >= 1, shard, local) * (master + moment_bytes),
     )
 
 
-def rank_states(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> ModelStates:
-    """States of a rank that holds ``num_parameters`` after tensor and pipeline parallelism, wherever they are kept."""
-    return model_state_bytes(
+def moment_bytes(settings: DeepSpeedSettings, *, elements: Size, num_muon: Size = 0) -> Size:
+    """What the optimizer remembers of ``elements`` elements beside the master copy; ``num_muon`` of them are Muon's."""
+    if settings.optimizer_implementation is OptimizerImplementation.torch_sgd and settings.optimizer_momentum == 0:
+        return 0 * elements
+    each = MOMENTS[settings.optimizer_implementation] * FP32_BYTES
+    if settings.optimizer_implementation is not OptimizerImplementation.muon:
+        return elements * each
+    return (elements - num_muon) * each + num_muon * muon_bytes(settings)
+
+
+def muon_bytes(settings: DeepSpeedSettings) -> int:
+    """What DeepSpeed's Muon remembers of an element of a matrix.
+
+    fp32 momentum, but ZeRO keeps it in the format that it orthogonalizes in: stages 1 and 2 in that of the gradient, twice
+    (``stage_1_and_2.py:_muon_staging_momentum``), stage 3 in that of the communication. Offloaded it is fp32 at stages 1 and 2.
+    """
+    match settings.optimizer_wrapper:
+        case OptimizerWrapper.zero12 if not settings.offloads_optimizer:
+            return 2 * DTYPE_BYTES[settings.grad_accum_dtype if settings.zero_stage == 1 else settings.dtype]
+        case OptimizerWrapper.zero3:
+            return DTYPE_BYTES[settings.communication_data_type]
+        case _:
+            return FP32_BYTES
+
+
+def rank_states(
+    settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size, num_muon: Size = 0
+) -> ModelStates:
+    """States of a rank that holds ``num_parameters`` after tensor and pipeline parallelism, wherever they are kept.
+
+    ``num_muon`` of them are in matrices that Muon updates, if it is the optimizer.
+    """
+    states = model_state_bytes(
         num_parameters,
         zero_stage=settings.sharding_stage,
         data_parallel_size=data_parallel_size,
         dtype_bytes=DTYPE_BYTES[settings.dtype],
         grad_dtype_bytes=DTYPE_BYTES[settings.grad_accum_dtype],
+        moment_bytes=0,
     )
+    sharders = data_parallel_size if settings.sharding_stage >= 1 else 1
+    moments = moment_bytes(settings, elements=ceil_divide(num_parameters, sharders), num_muon=ceil_divide(num_muon, sharders))
+    return replace(states, optimizer_states=states.optimizer_states + moments)
 
 
 def device_states(
-    settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size, num_trainable: Size | None = None
+    settings: DeepSpeedSettings,
+    *,
+    num_parameters: Size,
+    data_parallel_size: Size,
+    num_trainable: Size | None = None,
+    num_muon: Size = 0,
 ) -> ModelStates:
     """What of ``rank_states`` stays on the device: the rest is in host RAM or on NVMe.
 
-    ``num_trainable`` of the parameters (all, if it is not given) have gradients and optimizer states.
+    ``num_trainable`` of the parameters (all, if it is not given) have gradients and optimizer states, and ``num_muon`` of
+    those are in matrices that Muon updates, if it is the optimizer.
     """
     states = rank_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
     trained = num_parameters if num_trainable is None else num_trainable
-    of_trained = rank_states(settings, num_parameters=trained, data_parallel_size=data_parallel_size)
+    of_trained = rank_states(settings, num_parameters=trained, data_parallel_size=data_parallel_size, num_muon=num_muon)
     optimizer_states = of_trained.optimizer_states
     if settings.offloads_optimizer:
         kept = device_optimizer_elements(settings, shard=ceil_divide(trained, data_parallel_size))

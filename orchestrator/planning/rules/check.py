@@ -11,6 +11,7 @@ from orchestrator.planning.rules import (
     freeze,
     learning_rate,
     offload,
+    optimizer,
     parallelism,
     partition,
     pipeline,
@@ -36,6 +37,7 @@ SUBJECTS = (
     data,
     freeze,
     learning_rate,
+    optimizer,
     environment,
     unused,
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from orchestrator.config.enums import OffloadDevice
 from orchestrator.findings import Finding, Severity, error, info, warning
 from orchestrator.planning.memory.nvme import parameters_on_disk
 from orchestrator.planning.memory.shape import largest_parameter
 from orchestrator.planning.memory.states import device_optimizer_elements, num_sub_groups
+from orchestrator.planning.parameter_names import named_parameters
 from orchestrator.planning.parameters import ceil_divide
 from orchestrator.planning.rules.registry import Fact, RuleContext, rule
-from orchestrator.units import DTYPE_BYTES, format_bytes
+from orchestrator.units import DTYPE_BYTES, MIB, format_bytes
 
 
 @rule("offload-optimizer-stage", "optimizer offload needs ZeRO stage 1", Severity.error, concerns_memory=True)
@@ -136,6 +138,29 @@ def nvme_param_buffer(context: RuleContext) -> Iterator[Finding]:
             f"the largest parameter partition has {partition} elements, a buffer {offload.param_buffer_size}",
             f"set offload.param_buffer_size={partition}: {offload.param_buffer_count} buffers take "
             f"{format_bytes(offload.param_buffer_count * partition * DTYPE_BYTES[context.settings.dtype])} of RAM a rank",
+        )
+
+
+@rule("nvme-live-parameters", "parameters from NVMe are let go after each use", Severity.error, Fact.model, Fact.layout)
+def nvme_live_parameters(context: RuleContext) -> Iterator[Finding]:
+    """A gathered parameter holds its swap buffer until it is released; without a free one DeepSpeed fails in the first step.
+
+    Partitions under 1 MiB stay in host RAM and need none (``swap_tensor/partitioned_param_swapper.py``).
+    """
+    settings, layout = context.settings, context.layout
+    if settings.offload_param_device is not OffloadDevice.nvme or settings.zero_stage != 3:
+        return
+    shards = layout.tensor_parallel_size * layout.data_parallel_size
+    smallest_swapped = MIB // DTYPE_BYTES[settings.dtype] * shards
+    swapped = [size for size in (prod(one.shape) for one in named_parameters(context.model)) if size >= smallest_swapped]
+    live = min(settings.stage3_max_live_parameters, settings.stage3_max_reuse_distance) * layout.tensor_parallel_size
+    if len(swapped) > settings.param_buffer_count and live >= settings.param_buffer_count * min(swapped):
+        yield error(
+            "nvme-live-parameters",
+            "zero.stage3_max_live_parameters",
+            f"{settings.stage3_max_live_parameters} elements may stay gathered, and {len(swapped)} parameters would share "
+            f"offload.param_buffer_count={settings.param_buffer_count} swap buffers",
+            "set zero.stage3_max_live_parameters=0 zero.stage3_max_reuse_distance=0",
         )
 
 

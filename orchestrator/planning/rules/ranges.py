@@ -75,6 +75,8 @@ RANGES: dict[str, Range] = {
     "optimizer.lr": NOT_NEGATIVE,
     "optimizer.eps": POSITIVE,
     "optimizer.weight_decay": NOT_NEGATIVE,
+    "optimizer.momentum": PROBABILITY,
+    "optimizer.adam_lr": NOT_NEGATIVE,
     "lr_scheduler.warmup_steps": NOT_NEGATIVE,
     "lr_scheduler.min_lr": NOT_NEGATIVE,
     "lr_scheduler.decay_steps": AT_LEAST_ONE,

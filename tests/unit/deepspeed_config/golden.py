@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.enums import OffloadDevice, OptimizerType, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.compile import compile_config
 from orchestrator.deepspeed_config.settings import resolve_settings
@@ -76,6 +76,21 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "stage3_offload_nvme_cuda": _NVME,
     "stage3_offload_nvme_cpu": {**_NVME, **_CPU},
+    "stage1_adam_cpu": {"optimizer__type": OptimizerType.Adam, **_CPU},
+    "stage3_lion_cuda": {"zero__stage": 3, "optimizer__type": OptimizerType.Lion},
+    "stage2_sgd_cuda": {"zero__stage": 2, "optimizer__type": OptimizerType.SGD},
+    "stage2_adagrad_offload_cpu_cuda": {
+        "zero__stage": 2,
+        "optimizer__type": OptimizerType.Adagrad,
+        "offload__optimizer_device": OffloadDevice.cpu,
+    },
+    "stage3_muon_cpu": {
+        "zero__stage": 3,
+        "zero__reduce_scatter": False,
+        "optimizer__type": OptimizerType.Muon,
+        "optimizer__adam_lr": 1e-3,
+        **_CPU,
+    },
 }
 
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from deepspeed.runtime.pipe.schedule import BackwardPass, DualPipeVSchedule, ForwardPass
 
-from orchestrator.config.enums import Accelerator, Family, OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.enums import (
+    Accelerator,
+    Family,
+    OffloadDevice,
+    OptimizerType,
+    PipelineSchedule,
+    Precision,
+    RecomputePolicy,
+)
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.broadcast import choose, larger, smaller
 from orchestrator.planning.layers import layer_activation_bytes, logits_bytes
@@ -344,9 +352,10 @@ class TestBuffers:
     def test_the_step_converts_what_it_updates(self, changes, expected):
         assert optimizer_step_bytes(settings_of(**changes), SHAPE, data_parallel_size=8) == expected
 
-    def test_torch_adamw_has_two_temporaries(self):
-        on_cpu = settings_of(zero__stage=2, cluster=cpu_cluster())
-        assert optimizer_step_bytes(on_cpu, SHAPE, data_parallel_size=8) == 8 * 10 * BILLION // 8
+    @pytest.mark.parametrize(("optimizer", "bytes_each"), [("AdamW", 0), ("SGD", 4), ("Muon", 8)])
+    def test_what_is_no_kernel_has_temporaries(self, optimizer, bytes_each):
+        on_cpu = settings_of(zero__stage=2, cluster=cpu_cluster(), optimizer__type=OptimizerType[optimizer])
+        assert optimizer_step_bytes(on_cpu, SHAPE, data_parallel_size=8) == bytes_each * 10 * BILLION // 8
 
 
 class TestHost:

@@ -7,11 +7,13 @@ from math import ceil
 import numpy as np
 import pytest
 
-from orchestrator.config.enums import OffloadDevice, Precision
+from orchestrator.config.enums import OffloadDevice, OptimizerType, Precision
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.memory.states import (
     device_states,
     model_state_bytes,
+    moment_bytes,
+    rank_states,
     resident_gradient_bytes,
     step_gradient_bytes,
     whole_gradient_bytes,
@@ -100,6 +102,45 @@ def test_published_measurements(num_parameters, arguments, gib, tolerance):
 def test_bytes_a_parameter_on_the_device(changes, bytes_a_parameter):
     states = device_states(resolve_settings(run_config(**changes)), num_parameters=8_000_000, data_parallel_size=8)
     assert states.total == bytes_a_parameter * 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "bytes_an_element"),
+    [
+        (OptimizerType.AdamW, {}, 8),
+        (OptimizerType.Adam, {}, 8),
+        (OptimizerType.Lion, {}, 4),
+        (OptimizerType.Lion, {"offload__optimizer_device": OffloadDevice.cpu}, 8),
+        (OptimizerType.SGD, {}, 4),
+        (OptimizerType.SGD, {"optimizer__momentum": 0.0}, 0),
+        (OptimizerType.Adagrad, {"offload__optimizer_device": OffloadDevice.cpu}, 4),
+    ],
+)
+def test_what_each_optimizer_remembers(optimizer, changes, bytes_an_element):
+    settings = resolve_settings(run_config(optimizer__type=optimizer, **changes))
+    assert moment_bytes(settings, elements=1000) == 1000 * bytes_an_element
+    shard = rank_states(settings, num_parameters=8_000, data_parallel_size=8)
+    assert shard.optimizer_states == 1000 * (4 + bytes_an_element)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bytes_of_a_matrix"),
+    [
+        ({"zero__stage": 0}, 4),
+        ({"zero__stage": 1}, 4),
+        ({"zero__stage": 1, "precision__grad_accum_dtype": Precision.bf16}, 2 * 2),
+        ({"zero__stage": 1, "precision__dtype": Precision.fp32}, 2 * 4),
+        ({"zero__stage": 2}, 2 * 2),
+        ({"zero__stage": 2, "offload__optimizer_device": OffloadDevice.cpu}, 4),
+        ({"zero__stage": 3}, 2),
+        ({"zero__stage": 3, "precision__dtype": Precision.fp32}, 4),
+    ],
+)
+def test_muon_remembers_less_of_matrices_than_of_the_rest(changes, bytes_of_a_matrix):
+    settings = resolve_settings(run_config(optimizer__type=OptimizerType.Muon, **changes))
+    assert moment_bytes(settings, elements=1000, num_muon=900) == 100 * 8 + 900 * bytes_of_a_matrix
+    counts = moment_bytes(settings, elements=np.array([1000, 2000]), num_muon=np.array([900, 900]))
+    assert list(counts) == [100 * 8 + 900 * bytes_of_a_matrix, 1100 * 8 + 900 * bytes_of_a_matrix]
 
 
 def gradient_bytes(function, changes, **arguments):

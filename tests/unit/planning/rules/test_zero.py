@@ -26,6 +26,21 @@ CASES = [
         ("zero.sub_group_size=1986824",),
     ),
     Broken(
+        "nvme-live-parameters",
+        ERROR,
+        "zero.stage3_max_live_parameters",
+        {
+            "cluster": gpu_cluster(devices_per_host=1),
+            "zero__stage": 3,
+            "zero__stage3_prefetch_bucket_size": 0,
+            "offload__param_device": NVME,
+            "offload__param_max_in_cpu": 0,
+            "offload__nvme_path": "/disk",
+        },
+        ("1000000000 elements may stay gathered", "param_buffer_count=5"),
+        ("zero.stage3_max_live_parameters=0",),
+    ),
+    Broken(
         "nvme-prefetch",
         ERROR,
         "zero.stage3_prefetch_bucket_size",
