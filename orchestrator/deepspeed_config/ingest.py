@@ -15,6 +15,7 @@ from orchestrator.config.enums import (
     DataSource,
     LrSchedule,
     OffloadDevice,
+    OptimizerType,
     Precision,
     RecomputePolicy,
 )
@@ -43,7 +44,7 @@ _SHARED_NAMES = {
         "training",
         ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"],
     ),
-    "optimizer.params": ("optimizer", ["lr", "betas", "eps", "weight_decay"]),
+    "optimizer.params": ("optimizer", ["lr", "betas", "eps", "weight_decay", "momentum", "adam_lr"]),
     "fp16": (
         "precision",
         ["loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"],
@@ -74,6 +75,9 @@ JSON_PATHS: Mapping[str, str] = {
 OWNED_SECTIONS = ("zero", "offload", "precision", "optimizer", "lr_scheduler", "communication", "training")
 """Sections of a ``RunConfig`` that the JSON states; words about them would contradict it."""
 
+_OPTIMIZERS = {kind.value.lower(): kind for kind in OptimizerType}
+_MOMENTUM = {OptimizerType.SGD: 0.0, OptimizerType.Muon: 0.95}
+"""Momentum of the optimizers that have one, where the file gives none."""
 _SECTION_WORD = re.compile(r"\b(?:zero|offload|precision|optimizer|communication|training)\.[a-z0-9_]+")
 _DTYPE_WORD = re.compile(r"\bprecision\.dtype=(\w+)")
 _KEEPS_INPUTS = (RecomputePolicy.full, RecomputePolicy.every_k_layers)
@@ -119,7 +123,7 @@ def assumptions(config: RunConfig, effective: Effective) -> list[Finding]:
         ),
     ]
     kind = effective.raw("optimizer.type")
-    if isinstance(kind, str) and kind.lower() not in ("adam", "adamw"):
+    if isinstance(kind, str) and kind.lower() not in _OPTIMIZERS:
         notes.append(("optimizer.type", f"memory of {kind} is estimated as that of AdamW: two fp32 moments", "nothing"))
     if kind is None:
         notes.append(("optimizer.type", "the file names no optimizer: AdamW is assumed for the memory", "nothing"))
@@ -191,14 +195,17 @@ def _precision(effective: Effective) -> PrecisionConfig:
 
 
 def _optimizer(effective: Effective) -> OptimizerConfig:
-    """Numbers of the optimizer that are sound; the others keep our defaults, and the lint says what is wrong."""
-    params = effective.block("optimizer.params")
+    """The optimizer if it is one of ours, and its numbers that are sound; the lint says what is wrong with the others."""
+    params, named = effective.block("optimizer.params"), effective.raw("optimizer.type")
+    kind = _OPTIMIZERS.get(named.lower() if isinstance(named, str) else "", OptimizerType.AdamW)
+    momentum = params.get("momentum", _MOMENTUM.get(kind, 0.0))
+    sound = isinstance(momentum, (int, float)) and 0 <= momentum < 1
     numbers = {
         name: params[name]
         for name in ("lr", "eps", "weight_decay")
         if isinstance(params.get(name), (int, float)) and not isinstance(params[name], bool) and params[name] > 0
     }
-    return replace(OptimizerConfig(), **numbers)
+    return replace(OptimizerConfig(), type=kind, momentum=momentum if sound else _MOMENTUM.get(kind, 0.0), **numbers)
 
 
 def _communication(effective: Effective) -> CommunicationConfig:

@@ -16,7 +16,7 @@ from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, optimizer_wrapper, resolve_settings
 from orchestrator.planning.layers import layer_parameters
 from orchestrator.planning.memory.activations import stage_activation_bytes, stage_logits_bytes, stage_working_bytes
-from orchestrator.planning.memory.buffers import CUBLAS_WORKSPACE_BYTES
+from orchestrator.planning.memory.buffers import CUBLAS_WORKSPACE_BYTES, reduce_bucket_bytes
 from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
 from orchestrator.planning.memory.shape import RankShape, rank_shape
 from orchestrator.units import MIB
@@ -179,7 +179,11 @@ def _torch(case: Case, coordinate: int) -> Components:
 
 
 def _deepspeed(case: Case, coordinate: int) -> Components:
-    """The product's own memory model. ZeRO-3 put around plain torch modules keeps whatever weights autograd has saved."""
+    """The product's own memory model. ZeRO-3 put around plain torch modules keeps whatever weights autograd has saved.
+
+    The pipelines that were read ran DeepSpeed in 2021 and 2022, when the bucket of the reduction took the place of the
+    backward pass's (``stage_1_and_2.py:reduce_gradients`` of 0.6.3); today there are two.
+    """
     settings = deepspeed_settings(case)
     stage = case.partition.stages[coordinate]
     shape = shape_of(case, coordinate)
@@ -192,8 +196,12 @@ def _deepspeed(case: Case, coordinate: int) -> Components:
         accumulates=case.micro_batches > 1,
     )
     phases = {phase: dict(parts) for phase, parts in phase_components(case.model, settings, load, case.passed).items()}
+    second_bucket = reduce_bucket_bytes(settings, shape, pipeline=case.pipeline_parallel_size > 1)
+    second_bucket -= reduce_bucket_bytes(settings, shape)
     low_precision = "bf16 master" in case.row.note("master_states")
     for phase, parts in phases.items():
+        if parts.get("reduce_buckets", 0):
+            parts["reduce_buckets"] -= second_bucket
         if low_precision:
             parts["optimizer_states"] = parts.get("optimizer_states", 0) / 2
             parts["optimizer_step"] = 0

@@ -54,6 +54,7 @@ ALSO_WRONG = {
     "BR-022": {"zero_optimization.stage": "fp16-stage"},
     "BR-030": {
         "zero_optimization.stage3_prefetch_bucket_size": "nvme-prefetch",
+        "zero_optimization.stage3_max_live_parameters": "nvme-live-parameters",
         "cluster.device_memory_gib": "device-memory",
     },
     "BR-090": {"optimizer.type": "json-optimizer-type"},

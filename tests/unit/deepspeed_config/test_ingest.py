@@ -19,7 +19,9 @@ from orchestrator.deepspeed_config.keys.table import ROOT
 from orchestrator.deepspeed_config.lint import LintContext, effective_values
 from orchestrator.deepspeed_config.lint_batch import batch_of
 from orchestrator.deepspeed_config.settings import OptimizerWrapper, resolve_settings
+from orchestrator.planning.memory.states import device_states
 from tests.unit.deepspeed_config.checked import run, says
+from tests.unit.planning.configurations import run_config
 
 READER = Path(__file__).with_name("read_with_deepspeed.py")
 CONTEXT = LintContext(version=Version("0.19.8"), num_devices=8, devices_per_host=8)
@@ -174,7 +176,7 @@ def test_what_is_assumed_is_said(tmp_path):
         "train_micro_batch_size_per_gpu": 8,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
-        "optimizer": {"type": "Lion", "params": {"lr": 1e-4}},
+        "optimizer": {"type": "Lamb", "params": {"lr": 1e-4}},
     }
     found = run("validate", values, tmp_path, "world_size=8", "model=llama_3_8b")
     assumed = {finding["field"] for finding in found["findings"] if finding["rule"] == "json-assumption"}
@@ -244,3 +246,21 @@ def test_what_the_lint_says_is_not_said_again(tmp_path):
     errors = [finding["field"] for finding in found["findings"] if finding["severity"] == "error"]
     assert len(errors) == len(set(errors))
     assert found["layout"] is None
+
+
+@pytest.mark.parametrize(
+    ("block", "bytes_each"),
+    [
+        ({"type": "AdamW"}, 12),
+        ({"type": "Lion"}, 8),
+        ({"type": "SGD"}, 4),
+        ({"type": "SGD", "params": {"momentum": 0.9}}, 8),
+        ({"type": "Lamb"}, 12),
+    ],
+)
+def test_the_states_of_the_optimizer_that_is_named_are_counted(block, bytes_each):
+    values = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "optimizer": block}
+    effective = effective_values(values, CONTEXT)
+    config = ingest(run_config(), effective, batch_of(effective, CONTEXT))
+    states = device_states(resolve_settings(config), num_parameters=1000, data_parallel_size=1)
+    assert states.optimizer_states == 1000 * bytes_each

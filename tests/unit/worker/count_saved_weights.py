@@ -57,8 +57,7 @@ def main() -> None:
     config.zero.stage = 3
     attempt = SimpleNamespace(config=config, ds_config=DS_CONFIG, resume_tag=None)
     groups = SimpleNamespace(data=SimpleNamespace(process_group=None), tensor=None)
-    worker_engine._fill = lambda *_: None  # type: ignore[assignment]
-    placement = worker_engine._placement(attempt, None, groups, None)  # type: ignore[arg-type]
+    placement = worker_engine._placement(attempt, groups, None, None)  # type: ignore[arg-type]
     model = nn.Sequential(*[Matrix(placement.partition) for _ in range(LAYERS)])
     engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=DS_CONFIG)[0]
     saved: list[torch.Tensor] = []

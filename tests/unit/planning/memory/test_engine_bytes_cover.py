@@ -22,7 +22,7 @@ from orchestrator.run_dir import start_run
 from orchestrator.units import DTYPE_BYTES
 from tests.unit.planning.memory.engine_cases import illegal_pairs, optimizer_cases, pairwise_cover
 
-COUNTER = Path(__file__).with_name("count_cover.py")
+COUNTER, ROOT = Path(__file__).with_name("count_cover.py"), Path(__file__).parents[4]
 COVER, OPTIMIZERS = pairwise_cover(), optimizer_cases()
 NAMES = [case.name for case in COVER]
 REFUSED = {
@@ -58,7 +58,7 @@ def counted(tmp_path_factory):
         capture_output=True,
         text=True,
         timeout=400,
-        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)},
         cwd=root,
     )
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
