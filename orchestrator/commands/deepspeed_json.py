@@ -32,6 +32,7 @@ from orchestrator.planning.parameter_names import named_parameters
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.rules.registry import RULES, Fact
 from orchestrator.report import text
+from orchestrator.units import DTYPE_BYTES, format_bytes
 
 __all__ = ["LINT_RULES", "compile", "completed_words", "unsupported", "validate"]
 
@@ -39,6 +40,10 @@ WORDS = lint_rule("json-words", "the words beside a file say only what it cannot
 VERSION = lint_rule("json-version", "deepspeed_version is one whose keys are known", Severity.error)
 DEVICES = lint_rule("json-devices", "the number of devices is stated, once", Severity.error)
 NO_ESTIMATE = lint_rule("json-no-estimate", "memory is estimated where the file says clearly what would run", Severity.info)
+
+HOST_COPIES = lint_rule(
+    "json-host-copies", "a host has room for the copies of the model that its processes load", Severity.warning
+)
 
 T = TypeVar("T")
 
@@ -208,6 +213,7 @@ def _checked(
     ingested = ingest(config, effective, batch)
     plan = plan_run(ingested)
     found += [note for note in assumptions(ingested, effective) if not _names(words, note.field.split(".")[0])]
+    found += _host_copies(plan) if _names(words, "model") else []
     return Checked(
         values=values,
         changes=changes,
@@ -217,6 +223,22 @@ def _checked(
         config=ingested,
         plan=_joined(plan, found, effective, batch, doubt=_doubt([*filled, *remaining], effective)),
     )
+
+
+def _host_copies(plan: Plan) -> list[Finding]:
+    """What scripts need of RAM before DeepSpeed takes the model: each process has made all of it, unless in ``zero.Init``."""
+    if plan.model is None or plan.cluster is None:
+        return []
+    copy = plan.model.num_parameters * DTYPE_BYTES[plan.settings.dtype]
+    processes, capacity = max(host.slots for host in plan.cluster.hosts), plan.cluster.host_memory_bytes
+    if processes * copy <= capacity:
+        return []
+    message = (
+        f"{processes} processes of a host that each load the model before DeepSpeed takes it hold "
+        f"{format_bytes(processes * copy)} of {format_bytes(capacity)} of RAM"
+    )
+    fix = "nothing at stage 3 inside deepspeed.zero.Init; else load on the device, or one process after the other"
+    return [HOST_COPIES("cluster.host_memory_gib", message, fix)]
 
 
 def _without_model(checked: Checked) -> Checked:

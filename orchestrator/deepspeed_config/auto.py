@@ -6,6 +6,7 @@ As ``HfTrainerDeepSpeedConfig`` of transformers 5.24 does it (``trainer_config_p
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,7 @@ def read_hf_arguments(path: str) -> tuple[dict[str, Any], list[Finding]]:
     """
     content = read_text(Path(os.path.expanduser(path)), FIELD)  # noqa: PTH111 - Path's raises for unknown users
     try:
-        given = yaml.safe_load(content)
+        given = _parsed(content)
     except (yaml.YAMLError, ValueError, RecursionError) as problem:
         mark = getattr(problem, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
@@ -87,6 +88,14 @@ def read_hf_arguments(path: str) -> tuple[dict[str, Any], list[Finding]]:
     if errors:
         raise ConfigurationError(errors)
     return arguments, findings
+
+
+def _parsed(content: str) -> Any:
+    """JSON where it is JSON: 2e-5 is a number there, and a text to YAML."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return yaml.safe_load(content)
 
 
 def _argument(name: str, value: Any, arguments: dict[str, Any]) -> Iterator[Finding]:

@@ -151,6 +151,9 @@ def test_yaml_and_json_arguments_are_read_and_defaults_filled_in(tmp_path):
     assert arguments["max_grad_norm"] == 1.0
     # YAML 1.1 takes 5e-6 for a text, and so does the Trainer
     assert [(finding.severity.value, finding.field) for finding in findings] == [("warning", "hf_arguments.learning_rate")]
+    file.write_text('{"learning_rate": 5e-6}')
+    arguments, findings = read_hf_arguments(str(file))
+    assert (arguments["learning_rate"], findings) == (5e-6, [])
 
 
 @pytest.mark.parametrize(

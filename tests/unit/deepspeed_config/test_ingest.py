@@ -195,6 +195,15 @@ def test_what_is_assumed_is_said(tmp_path):
     assert stated["memory"]["device"][0]["allocated_bytes"] < found["memory"]["device"][0]["allocated_bytes"]
 
 
+@pytest.mark.parametrize(("model", "told"), [("llama_3_405b", True), ("llama_3_70b", False)])
+def test_copies_of_the_model_that_a_script_loads_are_held_against_a_hosts_ram(tmp_path, model, told):
+    values = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+    found = run("validate", values, tmp_path, "cluster=dgx_a100_80", "cluster.hosts=64", f"model={model}")["findings"]
+    copies = [finding for finding in found if finding["rule"] == "json-host-copies"]
+    assert [(finding["severity"], finding["field"]) for finding in copies] == [("warning", "cluster.host_memory_gib")] * told
+    assert all("8 processes" in finding["message"] and "5.9" in finding["message"] for finding in copies)
+
+
 def test_memory_is_that_of_the_same_run_said_in_words(tmp_path):
     from orchestrator.commands import validate
 
