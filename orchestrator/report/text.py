@@ -33,7 +33,7 @@ def plan_report(plan: Plan) -> list[RenderableType]:
     if plan.partition is not None and len(plan.partition.stages) > 1:
         report.append(_partition_table(plan))
     if plan.memory is not None:
-        report += [_device_table(plan), _host_table(plan)]
+        report += [_device_table(plan), _phase_table(plan), _host_table(plan), *_checkpoint_line(plan)]
     return [*report, *findings_report(plan.findings), _verdict(plan)]
 
 
@@ -209,6 +209,28 @@ def _device_table(plan: Plan) -> RenderableType:
         sizes = (entry.allocated_bytes, entry.reserved_bytes, entry.device_bytes, entry.capacity_bytes)
         table.add_row(f"stage {entry.stage}", _rank_range(entry.ranks), *(format_bytes(size) for size in sizes), described)
     return table
+
+
+def _phase_table(plan: Plan) -> RenderableType:
+    """What a device shows in each phase, and between what sizes a monitor may read the peak."""
+    assert plan.memory is not None
+    phases = list(plan.memory.device[0].phases)
+    table = _plain_table("device, by phase", *(phase.value for phase in phases), "a monitor may show")
+    for entry in plan.memory.device:
+        sizes = [format_bytes(entry.phases[phase].levels.device_bytes) for phase in phases]
+        low, high = entry.device_interval
+        table.add_row(f"stage {entry.stage}", *sizes, f"{format_bytes(low)} to {format_bytes(high)}")
+    return table
+
+
+def _checkpoint_line(plan: Plan) -> list[RenderableType]:
+    """The disk that checkpoints take; nothing where none is written."""
+    assert plan.memory is not None
+    disk = plan.memory.checkpoints
+    if disk.at_once == 0:
+        return []
+    one = f"a checkpoint takes {format_bytes(disk.checkpoint_bytes)}"
+    return [Text(f"{one}; {disk.kept} kept, {format_bytes(disk.peak_bytes)} on disk at most")]
 
 
 def _host_table(plan: Plan) -> RenderableType:

@@ -61,7 +61,10 @@ def rank_file_bytes(settings: DeepSpeedSettings, load: StageLoad) -> tuple[Size,
     """Bytes of the files of one rank: the parameters of a rank of the first replica, and the optimizer states of any."""
     shape = load.shape
     trained = rank_states(
-        settings, num_parameters=shape.trainable_parameters, data_parallel_size=load.data_parallel_size
+        settings,
+        num_parameters=shape.trainable_parameters,
+        data_parallel_size=load.data_parallel_size,
+        num_muon=shape.muon_parameters,
     ).optimizer_states
     whole = rank_states(settings, num_parameters=shape.parameters, data_parallel_size=load.data_parallel_size).parameters
     return whole * (settings.sharding_stage < 3), trained
