@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -35,6 +35,8 @@ _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-comple
 _HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
 _HYDRA_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p"}
 _WIDTH_OFF_TERMINAL = 160
+Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
+"""Words to names and overrides."""
 _WORDS_OF_ONE_START = {"run_dir", "output", "dry_run", "checkpoint.resume"}
 
 
@@ -165,8 +167,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.multirun:
         load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
-    if arguments.command is Command.rules:
-        return _rules(arguments)
+    if arguments.command in _NAMING_COMMANDS:
+        return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     config = load.load_config(deepspeed_json.completed_words(overrides), config_dir=arguments.config_dir)
     if config.deepspeed_json is not None and arguments.command in _JSON_COMMANDS:
         return _finish(_JSON_COMMANDS[arguments.command](config, arguments.overrides), config.output)
@@ -186,10 +188,11 @@ def _run_command(arguments: Arguments) -> int:
     return _launch(arguments, overrides, prepared)
 
 
-def _rules(arguments: Arguments) -> int:
-    names, overrides = rules.split_words(arguments.overrides)
+def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], CommandResult]) -> int:
+    """A command whose words are names beside overrides."""
+    names, overrides = split(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
-    return _finish(rules.run(names), config.output)
+    return _finish(run(names), config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:
@@ -330,6 +333,10 @@ _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult
     Command.validate: deepspeed_json.validate,
     Command.compile: deepspeed_json.compile,
 }
+_NAMING_COMMANDS: dict[Command, tuple[Split, Callable[[Sequence[str]], CommandResult]]] = {
+    Command.rules: (rules.split_words, rules.run),
+    Command.explain: (explain.split_words, explain.run),
+}
 _HELP = {
     Command.validate: validate.HELP,
     Command.compile: compile_command.HELP,
@@ -337,4 +344,5 @@ _HELP = {
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
     Command.rules: rules.HELP,
+    Command.explain: explain.HELP,
 }

@@ -250,6 +250,13 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
     return attempt
 
 
+def newest_log(run_dir: Path) -> Path | None:
+    """The log of the newest attempt that has one."""
+    numbers = range(_newest_attempt(run_dir), 0, -1)
+    logs = (run_dir / "attempts" / str(number) / LOG for number in numbers)
+    return next((log for log in logs if log.exists()), None)
+
+
 def _newest_attempt(run_dir: Path) -> int:
     """The number of the newest attempt; 0 if there is none."""
     names = [path.name for path in (run_dir / "attempts").glob("*")]

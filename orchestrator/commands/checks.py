@@ -17,6 +17,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("unknown-command", _E, "the verb exists"),
         ("unknown-flag", _E, "every flag exists"),
         ("unknown-rule", _E, "the rule to explain exists"),
+        ("log", _E, "one log is named, and can be read"),
         ("config-dir", _E, "--config-dir names a folder"),
         ("multirun", _E, "only launch sweeps"),
         ("override-grammar", _E, "every override is KEY=VALUE or GROUP=OPTION in Hydra's grammar"),

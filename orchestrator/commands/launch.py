@@ -32,6 +32,7 @@ from orchestrator.launch.command import (
     hostfile_text,
     launch_command,
 )
+from orchestrator.launch.diagnosis import diagnose, end_of_log
 from orchestrator.launch.machine import inspect_machine
 from orchestrator.launch.preflight import machine_findings, run_findings
 from orchestrator.launch.supervisor import Outcome, meaning, supervise
@@ -263,5 +264,7 @@ def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     reason = failures[0]["error"] if failures else meaning(outcome.exit_code)
     if outcome.exit_code == 0 and not failures:
         reason = "the launcher ended with exit code 0, but the workers left no result: they were killed from outside"
-    report = text.failure_report(reason, failures[:1], attempt.log_file)
-    return CommandResult(exit_code=RUN_FAILED, payload={"status": "failed", "reason": reason, **payload}, text=report)
+    diagnosis = diagnose(end_of_log(attempt.log_file))
+    report = text.failure_report(reason, failures[:1], diagnosis, attempt.log_file)
+    payload = {"status": "failed", "reason": reason, **payload, "diagnosis": diagnosis.to_dict()}
+    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)

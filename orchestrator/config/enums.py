@@ -14,6 +14,7 @@ class Command(StrEnum):
     export = "export"
     doctor = "doctor"
     rules = "rules"
+    explain = "explain"
 
 
 class Output(StrEnum):

@@ -20,6 +20,7 @@ _VERBS = {
     Command.export: "write a checkpoint of a run as a Hugging Face folder",
     Command.doctor: "what this machine has, and what to install",
     Command.rules: "list the rules a run is held against, or explain one",
+    Command.explain: "say from its log why a DeepSpeed job failed",
 }
 _EXIT_CODES = {
     0: "done, or feasible",

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.findings import Finding, RuleEntry, Severity
+from orchestrator.launch.diagnosis import Diagnosis, Occurrence
 from orchestrator.launch.machine import PACKAGES, Machine
 from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY
 from orchestrator.planning.fixes import Fix
@@ -24,6 +25,7 @@ from orchestrator.units import format_bytes, format_count, format_seconds
 _STYLES = {Severity.error: "bold red", Severity.warning: "yellow", Severity.info: "cyan"}
 _CAPACITIES = {DEVICE_MEMORY: "device memory", HOST_MEMORY: "host memory", NVME_CAPACITY: "NVMe"}
 _RULES_WIDTH = 80
+_OTHERS = 8
 _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
@@ -113,16 +115,44 @@ def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[Rendera
     return [table]
 
 
-def failure_report(reason: str, failures: Sequence[Mapping[str, Any]], log_file: Path) -> list[RenderableType]:
-    """Why a run failed: the first rank's own words, or the end of the log."""
+def failure_report(
+    reason: str, failures: Sequence[Mapping[str, Any]], diagnosis: Diagnosis, log_file: Path
+) -> list[RenderableType]:
+    """Why a run failed: the first rank's own words, or what its log says."""
     report: list[RenderableType] = [Text.assemble(("the run failed: ", "bold red"), reason)]
-    if failures:
-        first = failures[0]
-        report.append(Text(f"first to fail: rank {first['rank']} on {first['host']}"))
-        report.append(Text(str(first["traceback"]).rstrip()))
-    elif log_file.exists():
-        report.append(Text("\n".join(log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])))
+    if not failures:
+        return [*report, *diagnosis_report(diagnosis, log_file)]
+    first = failures[0]
+    report += [Text(f"first to fail: rank {first['rank']} on {first['host']}"), Text(str(first["traceback"]).rstrip())]
+    return [*report, *_advice(diagnosis), Text(f"log: {log_file}")]
+
+
+def diagnosis_report(diagnosis: Diagnosis, log_file: Path) -> list[RenderableType]:
+    """What a log says of a failure, and the lines it says it in."""
+    first = diagnosis.first
+    report: list[RenderableType] = []
+    if first is not None:
+        report.append(Text.assemble(("first to fail: ", "bold red"), f"{_place(first)}, line {first.line.number} of the log"))
+    report.append(Text("\n".join(line.text for line in diagnosis.context)))
+    if first is None:
+        report.append(Text("nothing in it is known as the cause of a failure; these are its last lines"))
+    report += _advice(diagnosis)
+    others = [f"{_place(other)}: {other.cause.meaning} (line {other.line.number})" for other in diagnosis.others]
+    if others:
+        listed = others[:_OTHERS] + [f"and {len(others) - _OTHERS} more"] * (len(others) > _OTHERS)
+        report.append(Text("\n    ".join(["others said:", *listed])))
     return [*report, Text(f"log: {log_file}")]
+
+
+def _advice(diagnosis: Diagnosis) -> list[RenderableType]:
+    cause = diagnosis.first.cause if diagnosis.first is not None else None
+    return [] if cause is None else [Text(f"it means: {cause.meaning}", style="bold"), Text(f"    fix: {cause.fix}")]
+
+
+def _place(occurrence: Occurrence) -> str:
+    rank, host = occurrence.line.rank, occurrence.line.host
+    who = "the launcher or a rank that did not name itself" if rank is None else f"rank {rank}"
+    return who if host is None else f"{who} on {host}"
 
 
 def machine_table(machine: Machine) -> RenderableType:

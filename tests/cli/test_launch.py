@@ -180,6 +180,7 @@ def test_a_failing_rank_fails_the_run_with_its_reason(tmp_path: Path) -> None:
     assert ended.code == 4, ended.everything
     assert ended.json["status"] == "failed"
     assert str(tmp_path / "empty") in ended.json["reason"]
+    assert ended.json["diagnosis"]["exit_code"] == 1
     assert not processes_of(tmp_path / "run")
 
 
