@@ -302,7 +302,7 @@ OF_OTHER_TESTS = {
     if type(rule).__name__ == "LintRule" and rule.name != "json-auto"
 }
 """Rules that need a file or the Trainer's arguments; ``test_read``, ``test_auto`` and ``test_ingest`` have them."""
-OF_THE_COMMAND = {"json-words", "json-version", "json-devices", "json-no-estimate"}
+OF_THE_COMMAND = {"json-words", "json-version", "json-devices", "json-no-estimate", "json-host-copies"}
 
 
 def findings(values: dict[str, Any], **context: Any):
