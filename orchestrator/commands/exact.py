@@ -27,6 +27,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import OptimizerImplementation, resolve_settings
 from orchestrator.findings import Finding, error
 from orchestrator.launch.command import LaunchCommand
+from orchestrator.launch.machine import memory_limit_bytes
 from orchestrator.launch.supervisor import meaning, supervise
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.side_by_side import ClosedForm
@@ -96,7 +97,7 @@ def _refusals(config: RunConfig, plan: Plan, classes: list[ClosedForm]) -> list[
         message = "exact builds the optimizer on a CPU, and DeepSpeed's Lion has a CUDA kernel only"
         findings.append(error(RULE, "estimate", message, "set offload.optimizer_device=cpu, or estimate=closed_form"))
     needed = PROCESS_BYTES + int(CONSTRUCTION * max((entry.resident_bytes for entry in classes), default=0))
-    available = psutil.virtual_memory().available
+    available = min(psutil.virtual_memory().available, memory_limit_bytes())
     if needed > available:
         message = (
             f"exact needs {format_bytes(needed)} of RAM for the fullest rank, this host has {format_bytes(available)} free"

@@ -264,7 +264,7 @@ def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     reason = failures[0]["error"] if failures else meaning(outcome.exit_code)
     if outcome.exit_code == 0 and not failures:
         reason = "the launcher ended with exit code 0, but the workers left no result: they were killed from outside"
-    diagnosis = diagnose(end_of_log(attempt.log_file))
+    diagnosis = diagnose(end_of_log(attempt.log_file) if attempt.log_file.exists() else [])
     report = text.failure_report(reason, failures[:1], diagnosis, attempt.log_file)
     payload = {"status": "failed", "reason": reason, **payload, "diagnosis": diagnosis.to_dict()}
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)

@@ -107,7 +107,9 @@ def end_of_log(path: Path) -> list[str]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - MOST_BYTES))
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:  # never of a pipe, which cannot be wound
+            file.seek(size - MOST_BYTES)
         return file.read(MOST_BYTES).decode("utf-8", errors="replace").splitlines()
 
 

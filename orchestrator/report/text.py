@@ -248,7 +248,7 @@ def _phase_table(plan: Plan) -> RenderableType:
     table = _plain_table("device, by phase", *(phase.value for phase in phases), "a monitor may show")
     for entry in plan.memory.device:
         sizes = [format_bytes(entry.phases[phase].levels.device_bytes) for phase in phases]
-        low, high = entry.device_interval
+        low, high = entry.levels.device_interval
         table.add_row(f"stage {entry.stage}", *sizes, f"{format_bytes(low)} to {format_bytes(high)}")
     return table
 

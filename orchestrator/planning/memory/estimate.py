@@ -23,7 +23,6 @@ from orchestrator.planning.memory.host import host_states
 from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory, host_share, sum_hosts
 from orchestrator.planning.memory.levels import (
     DeviceSurroundings,
-    Interval,
     Levels,
     cached_bytes,
     extra_groups,
@@ -63,29 +62,34 @@ class DeviceMemory:
 
     stage: int
     ranks: range
-    allocated_bytes: int
-    reserved_bytes: int
-    device_bytes: int
-    allocated_interval: Interval
-    reserved_interval: Interval
-    device_interval: Interval
+    levels: Levels
     capacity_bytes: int
     components: Mapping[str, int]
     phase: Phase
     phases: Mapping[Phase, PhaseMemory]
     """Every phase, in the order of a run."""
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Tensors."""
+        return self.levels.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator has taken for them."""
+        return self.levels.reserved_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What a monitor shows."""
+        return self.levels.device_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``memory.device``."""
         return {
             "stage": self.stage,
             "ranks": list(self.ranks),
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "device_bytes": self.device_bytes,
-            "allocated_interval": list(self.allocated_interval),
-            "reserved_interval": list(self.reserved_interval),
-            "device_interval": list(self.device_interval),
+            **self.levels.to_dict(),
             "capacity_bytes": self.capacity_bytes,
             "components": dict(self.components),
             "phase": self.phase.value,
@@ -247,16 +251,10 @@ class Estimator:
         counted = self._counted(load, phases, passed)
         peak = max(counted, key=lambda phase: sum(counted[phase].values()))
         surroundings = self._surroundings
-        highest = levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings)
         return DeviceMemory(
             stage=coordinate,
             ranks=self.layout.stage_ranks(coordinate),
-            allocated_bytes=highest.allocated_bytes,
-            reserved_bytes=highest.reserved_bytes,
-            device_bytes=highest.device_bytes,
-            allocated_interval=highest.allocated_interval,
-            reserved_interval=highest.reserved_interval,
-            device_interval=highest.device_interval,
+            levels=levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings),
             capacity_bytes=self.cluster.device_memory_bytes,
             components=counted[peak],
             phase=peak,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,15 @@ def test_a_log_without_a_failure_is_not_explained(log):
     assert found.first is None
     assert found.to_dict()["verdict"] == "unexplained"
     assert [line.text for line in found.context] == log
+
+
+def test_a_log_can_come_through_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text("Too many open files\n"))
+    writer.start()
+    assert end_of_log(pipe) == ["Too many open files"]
+    writer.join()
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path):

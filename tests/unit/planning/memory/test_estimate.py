@@ -37,9 +37,9 @@ def test_components_add_up_and_the_levels_nest():
             groups = "parallelism__pipeline_parallel_size" in changes
             assert entry.device_bytes == entry.reserved_bytes + round(1.8 * GIB) + groups * OVERHEADS.communicator_bytes
             for size, interval in (
-                (entry.allocated_bytes, entry.allocated_interval),
-                (entry.reserved_bytes, entry.reserved_interval),
-                (entry.device_bytes, entry.device_interval),
+                (entry.allocated_bytes, entry.levels.allocated_interval),
+                (entry.reserved_bytes, entry.levels.reserved_interval),
+                (entry.device_bytes, entry.levels.device_interval),
             ):
                 assert interval.holds(size)
             assert entry.capacity_bytes == round(79.14 * GIB)
@@ -249,7 +249,7 @@ def test_every_phase_has_its_three_levels(changes):
 def test_a_monitor_never_shows_more_than_the_device_has():
     for micro_batch in (1, 32, 64, 90):
         (entry,) = memory_of(training__train_micro_batch_size_per_gpu=micro_batch).device
-        assert entry.device_interval.high <= max(entry.capacity_bytes, entry.device_bytes)
+        assert entry.levels.device_interval.high <= max(entry.capacity_bytes, entry.device_bytes)
 
 
 @pytest.mark.parametrize(
