@@ -15,6 +15,10 @@ class Command(StrEnum):
     doctor = "doctor"
     rules = "rules"
     explain = "explain"
+    preflight = "preflight"
+    status = "status"
+    logs = "logs"
+    stop = "stop"
 
 
 class Output(StrEnum):
@@ -129,8 +133,10 @@ class WandbMode(StrEnum):
 
 
 class LauncherBackend(StrEnum):
-    """How DeepSpeed's launcher reaches the hosts; ``auto`` is local for one host and pdsh for several."""
+    """How DeepSpeed's launcher reaches the hosts; ``auto`` is local for this host alone and ssh otherwise."""
 
     auto = "auto"
     local = "local"
+    ssh = "ssh"
     pdsh = "pdsh"
+    slurm = "slurm"

@@ -334,6 +334,8 @@ class CheckpointConfig:
     """Save after the last step."""
     keep: int = 2
     """Newest checkpoints to keep; 0 = all."""
+    save_on_stop: bool = True
+    """Save after the step in hand when the run is asked to stop (Ctrl-C once, orchestrator stop, a time limit)."""
     resume: bool = False
     """Go on from the newest complete checkpoint of run_dir, as a new attempt. Finding none is an error."""
 
@@ -369,6 +371,18 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class SlurmConfig:
+    """A Slurm job."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of sbatch without dashes (``partition: gpu``, ``account: me``, ``time: "08:00:00"``)."""
+    requeue: bool = True
+    """Save and requeue the job before its time limit; the next start goes on from there."""
+    save_seconds_before_limit: int = 300
+    """How long before the time limit to save and stop, seconds."""
+
+
+@dataclass(kw_only=True, slots=True)
 class LauncherConfig:
     """How the workers are started."""
 
@@ -377,19 +391,37 @@ class LauncherConfig:
     master_addr: str | None = None
     """Address of the first host that all others reach; null = the hostfile's first name (several hosts)."""
     master_port: int | None = None
-    """Rendezvous port; null = a free one of this host (one host), or 29500 (several)."""
+    """Rendezvous port; null = one that is free on the first host."""
+    ssh_arguments: list[str] = field(default_factory=list)
+    """Further arguments of every ssh (``[-F, /home/me/ssh_config, -p, "2222"]``)."""
+    connect_seconds: float = 10.0
+    """How long ssh may take to reach a host, seconds."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines run on every host before its workers start (``module load cuda``); one that fails ends the start."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the workers (``NCCL_DEBUG: INFO``). Names that look like secrets are refused."""
-    stop_seconds: float = 30.0
+    detach: bool = False
+    """Hand the run to a controller on the first host and return; then orchestrator status, logs and stop."""
+    hang_timeout: float = 1800.0
+    """Seconds without a step (or other progress: data, evaluation, checkpoint) after which a run counts as hung; 0 = never."""
+    stop_seconds: float = 10.0
     """Between SIGTERM and SIGKILL when a run is stopped, seconds."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """The job that ``launcher=slurm`` submits."""
 
 
 @dataclass(kw_only=True, slots=True)
 class PreflightConfig:
-    """Checks of the launching host before a run starts."""
+    """Checks of every host before a run starts."""
 
     enabled: bool = True
-    """Check versions, devices, compiler, stale build locks, disk and port first."""
+    """Check versions, devices, memory, disks, compiler, stale build locks and ports first."""
+    timeout: float = 60.0
+    """How long the probe of one host may take, seconds."""
+    parallel: int = 64
+    """Hosts that are probed at once."""
+    collective: bool = False
+    """Run a small all-reduce over all ranks as well, and compare each host's bus bandwidth with the cluster preset."""
 
 
 @dataclass(kw_only=True, slots=True)

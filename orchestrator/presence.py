@@ -1,0 +1,76 @@
+"""What ranks leave in the attempt's directory while they run: where each of them is, and how far the run has come.
+
+::
+
+    ranks/N.json    written by rank N at its start
+    progress        written by rank 0, in place, whenever the run has come further
+    stacks/N.txt    the stacks of rank N, when they were asked for
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from orchestrator.run_dir import read_json, write_json
+
+RANKS = "ranks"
+PROGRESS = "progress"
+STACKS = "stacks"
+_RECORD = "{beat:<12d} {step:<12d} {phase:<20s}\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """Where a rank runs."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come. ``beat`` grows with every sign of progress, ``phase`` is what it does (``train``, ``save``)."""
+
+    beat: int
+    step: int
+    phase: str
+
+
+class ProgressWriter:
+    """Rank 0's side. Writing never fails a training: a full disk is reported by what needs it."""
+
+    def __init__(self, attempt: Path) -> None:
+        self._beat = 0
+        self._file = os.open(attempt / PROGRESS, os.O_CREAT | os.O_WRONLY, 0o644)
+
+    def advance(self, phase: str, *, step: int) -> None:
+        """Say that the run has come to ``phase`` of ``step``."""
+        self._beat += 1
+        try:
+            os.pwrite(self._file, _RECORD.format(beat=self._beat, step=step, phase=phase).encode(), 0)
+        except OSError:
+            return
+
+
+def read_progress(attempt: Path) -> Progress | None:
+    """How far the run has come; None before its first sign."""
+    try:
+        beat, step, phase = (attempt / PROGRESS).read_text(encoding="ascii").split()
+        return Progress(beat=int(beat), step=int(step), phase=phase)
+    except (OSError, ValueError):
+        return None
+
+
+def write_rank(attempt: Path, record: RankRecord) -> None:
+    """Say where this rank runs."""
+    write_json(attempt / RANKS / f"{record.rank}.json", asdict(record))
+
+
+def read_ranks(attempt: Path) -> list[RankRecord]:
+    """The ranks that have started, by number."""
+    records = [RankRecord(**read_json(path)) for path in (attempt / RANKS).glob("*.json")]
+    return sorted(records, key=lambda record: record.rank)
