@@ -50,7 +50,7 @@ def launch_command(config: RunConfig, cluster: ClusterSpec, attempt_path: Path, 
     if over_pdsh:
         environment["DS_ENV_FILE"] = str(attempt_path / ENVIRONMENT_FILE)
     options = _pdsh_options(config, cluster, attempt_path) if over_pdsh else _local_options(config, cluster, attempt_path)
-    worker = ["--no_local_rank", "--module", "orchestrator.worker.train", str(attempt_path)]
+    worker = ["--no_local_rank", "--module", "orchestrator.worker.start", str(attempt_path)]
     return LaunchCommand(
         argv=(deepspeed_script(), *options, *worker),
         environment=environment,
