@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, rules, slurm, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -180,6 +180,9 @@ def _run_command(arguments: Arguments) -> int:
         return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
+    if slurm.goes_on(config):
+        arguments = replace(arguments, overrides=load.combine_overrides(arguments.overrides, ["checkpoint.resume=true"]))
+        config = load.load_config(arguments.overrides, config_dir=arguments.config_dir)
     if config.checkpoint.resume:
         arguments, overrides, config = _resumed(arguments, config)
     prepared = launch.prepare(config, _words(arguments, config))

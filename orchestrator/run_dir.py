@@ -9,6 +9,7 @@
                           (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
                           metrics.jsonl wandb/ failure_rank_*.json result.json outcome.json
       checkpoints/        one folder a checkpoint
+      job.sbatch slurm.json slurm-N.out    launcher=slurm: the job, its number, and what it printed
       hydra/              Hydra's own record of the composition
       .lock               held while a launch of this run is alive
 
@@ -137,8 +138,8 @@ def start_run(run_dir: Path, contents: RunContents) -> Attempt:
     return _open_attempt(run_dir, contents, resume_tag=None)
 
 
-def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str) -> Attempt:
-    """Open the next attempt of an existing run, which goes on from the checkpoint ``resume_tag``.
+def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str | None) -> Attempt:
+    """Open the next attempt of an existing run, which goes on from the checkpoint ``resume_tag``, or starts over without.
 
     Raises:
         ConfigurationError: the directory holds no run.
@@ -251,6 +252,12 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
         },
     )
     return attempt
+
+
+def newest_attempt(run_dir: Path) -> Attempt | None:
+    """The last start of a run; None before the first."""
+    number = _newest_attempt(run_dir)
+    return Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) if number else None
 
 
 def newest_log(run_dir: Path) -> Path | None:

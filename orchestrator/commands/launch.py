@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
+from orchestrator.commands import slurm
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FAILED, CommandResult
@@ -31,6 +32,7 @@ from orchestrator.launch.machine import inspect_machine
 from orchestrator.launch.outcome import Outcome, Status
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
 from orchestrator.launch.preflight import machine_findings, run_findings
+from orchestrator.launch.slurm import program_findings, submits_a_job
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import text
@@ -71,6 +73,8 @@ class PreparedLaunch:
     plan: Plan
     resume_tag: str | None
     remarks: Sequence[Finding]
+    starts_over: bool = False
+    """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
 
     @property
     def run_dir(self) -> Path:
@@ -98,9 +102,13 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     if has_error(remarks):
         payload = {"verdict": "host not ready", "findings": [finding.to_dict() for finding in remarks]}
         return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(remarks))
+    if submits_a_job(config):
+        slurm.require_no_job(run_dir)
     if not config.checkpoint.resume:
-        require_new(run_dir)
-        return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks)
+        starts_over = slurm.is_started_again(config)
+        if not starts_over:
+            require_new(run_dir)
+        return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks, starts_over=starts_over)
     resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
     remarks = [*remarks, *resume_remarks]
     return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks)
@@ -112,6 +120,9 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
     ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
     """
     config, plan = prepared.config, prepared.plan
+    if submits_a_job(config):
+        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
+        return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
         spec = _prepare_spec(config, plan, attempt)
@@ -120,6 +131,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
         if config.dry_run:
             return _dry_run(spec, attempt)
         outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+    slurm.requeue_if_due(config, outcome, prepared.resume_tag, echo)
     return _ended(outcome, attempt)
 
 
@@ -150,6 +162,10 @@ def _host_findings(config: RunConfig, run_dir: Path, num_parameters: int) -> lis
     if not config.preflight.enabled:
         return []
     here = run_findings(config, run_dir=run_dir, num_parameters=num_parameters)
+    if submits_a_job(config):
+        # this host is no host of the run, but it sees the same disks
+        shared = [finding for finding in here if finding.rule in ("data-file", "checkpoint-disk")]
+        return shared if config.dry_run else [*program_findings(), *shared]
     return here if config.dry_run else [*machine_findings(inspect_machine(), config), *here]
 
 
@@ -216,7 +232,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None:
+    if prepared.resume_tag is None and not prepared.starts_over:
         return start_run(prepared.run_dir, contents)
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,19 +11,35 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from orchestrator.checkpoints.catalogue import newest
 from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
+from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.slurm import Job, JobState, SlurmError, job_state, read_job, submit, write_job
+from orchestrator.launch.outcome import Outcome
+from orchestrator.launch.slurm import (
+    Job,
+    JobState,
+    SlurmError,
+    current_allocation,
+    job_state,
+    read_job,
+    requeue,
+    submit,
+    write_job,
+)
 from orchestrator.launch.slurm_follow import follow
 from orchestrator.launch.slurm_script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
-from orchestrator.run_dir import CommandWords, newest_attempt, write_text
+from orchestrator.run_dir import CommandWords, checkpoint_dir, newest_attempt, write_text
 
 Echo = Callable[[str], None]
 Show = Callable[[Iterable[RenderableType]], None]
+
+TIME_LIMIT = "time_limit"
+_REQUEUE_SECONDS = 60.0
 
 _MEANINGS = {
     "TIMEOUT": "the job reached its time limit before it had saved: launcher.slurm.save_seconds_before_limit is too short",
@@ -50,6 +67,43 @@ def require_no_job(run_dir: Path) -> None:
         message = f"job {job.job_id} of {run_dir} is {state}"
         fix = f"follow it: orchestrator logs run_dir={run_dir}, end it: orchestrator stop run_dir={run_dir}, or another run_dir"
         raise ConfigurationError([error("run-directory", "run_dir", message, fix)])
+
+
+def is_started_again(config: RunConfig) -> bool:
+    """Whether this process runs in the job that ``launch`` submitted for this run, and not for the first time."""
+    if config.launcher.backend is not LauncherBackend.slurm:
+        return False
+    allocation, job = current_allocation(), read_job(Path(config.run_dir))
+    return allocation is not None and job is not None and job.job_id == allocation.job_id and allocation.restarts > 0
+
+
+def goes_on(config: RunConfig) -> bool:
+    """Whether a job that was started again has a checkpoint to go on from."""
+    return is_started_again(config) and newest(checkpoint_dir(Path(config.run_dir))) is not None
+
+
+def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, echo: Echo) -> None:
+    """Put the job of a run that its time limit has stopped back into the queue. That ends this process.
+
+    ``resume_tag`` is the checkpoint this start came from. One that has saved nothing newer is not repeated: the next would
+    come no further.
+    """
+    allocation = current_allocation()
+    wanted = config.launcher.backend is LauncherBackend.slurm and config.launcher.slurm.requeue
+    if allocation is None or not wanted or outcome.stopped_by != TIME_LIMIT:
+        return
+    saved = newest(checkpoint_dir(Path(config.run_dir)))
+    if saved is None or saved.tag == resume_tag:
+        echo(f"job {allocation.job_id} is not requeued: this start has saved nothing new, and the next would come no further")
+        return
+    echo(f"job {allocation.job_id} goes back into the queue; its next start goes on from {saved.tag}")
+    try:
+        requeue(allocation.job_id)
+    except SlurmError as problem:
+        echo(f"job {allocation.job_id} cannot be requeued: {problem}; go on with checkpoint.resume=true")
+        return
+    # the end comes with Slurm's SIGTERM; leaving before would end the job
+    time.sleep(_REQUEUE_SECONDS)
 
 
 def launch_job(config: RunConfig, words: CommandWords, echo: Echo, show: Show) -> CommandResult:

@@ -20,6 +20,7 @@ from orchestrator.launch.outcome import AgentOutcome, Outcome, Status
 from orchestrator.launch.pdsh import remove_private, without, write_private
 from orchestrator.launch.processes import Output, StopRequests, meaning
 from orchestrator.launch.protocol import BEAT_SECONDS, StartOrder
+from orchestrator.launch.slurm_transport import SrunTransport
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import LocalTransport, SshTransport, Transport, is_this_machine, python_command
 from orchestrator.lease import Lease
@@ -257,6 +258,8 @@ class Controller:
 
 def transport_of(spec: LaunchSpec) -> Transport:
     """How the agents of a run are started."""
+    if spec.backend is LauncherBackend.slurm:
+        return SrunTransport()
     return SshTransport(ssh_settings(spec)) if spec.backend is LauncherBackend.ssh else LocalTransport()
 
 

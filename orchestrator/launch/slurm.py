@@ -70,8 +70,10 @@ class JobState:
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
     def __str__(self) -> str:
-        beside = self.reason if self.is_waiting else f"on {self.hosts}" if self.hosts else ""
-        return f"{self.state} ({beside})" if beside and self.is_waiting else f"{self.state} {beside}".rstrip()
+        """The state for people, with why it waits or where it runs."""
+        if self.is_waiting:
+            return f"{self.state} ({self.reason})" if self.reason else self.state
+        return f"{self.state} on {self.hosts}" if self.hosts else self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class Allocation:
     """As Slurm abbreviates them: ``gpu[1-4,7]``."""
     gpus_on_host: int | None
     """GPUs that the job has on this host; None where none were asked for."""
+    restarts: int
+    """How often the job has been put back into the queue."""
 
     def hosts(self) -> list[str]:
         """The hosts by name, in Slurm's order.
@@ -102,6 +106,7 @@ def current_allocation(environment: Mapping[str, str] = os.environ) -> Allocatio
         job_id=environment["SLURM_JOB_ID"],
         host_list=environment["SLURM_JOB_NODELIST"],
         gpus_on_host=int(gpus) if gpus.isdigit() else None,
+        restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
     )
 
 

@@ -22,30 +22,33 @@ def follow(job: Job, echo: Callable[[str], None], *, ask_seconds: float = _ASK_S
     Returns how Slurm says it ended; None if Slurm has forgotten it. A requeued job is followed through all its starts.
     """
     output = _Output(Path(job.output))
-    told: str | None = None
+    told = ""
+    runs = False
     asked = float("-inf")
     while True:
-        for line in output.new_lines():
-            echo(line)
-        if time.monotonic() - asked >= ask_seconds:
+        lines = output.new_lines()
+        # a job that prints runs: that is told before what it prints
+        if (lines and not runs) or time.monotonic() - asked >= ask_seconds:
             asked = time.monotonic()
             try:
                 state = job_state(job.job_id)
-                now = f"job {job.job_id}: {state or 'Slurm does not know it any more'}"
             except SlurmError as problem:
-                state, now = None, f"job {job.job_id}: Slurm does not answer, asking again ({problem})"
-                over = False
+                is_over, now = False, f"Slurm does not answer, asking again ({problem})"
             else:
-                over = state is None or state.is_over
-            if over:
+                is_over = state is None or state.is_over
+                runs = state is not None and not state.is_waiting
+                now = str(state or "Slurm does not know it any more")
+            if is_over:
                 time.sleep(_LATE_SECONDS)
-                for line in output.new_lines():
+                for line in [*lines, *output.new_lines()]:
                     echo(line)
+                echo(f"job {job.job_id}: {now}")
+                return state
             if now != told:
                 told = now
-                echo(now)
-            if over:
-                return state
+                echo(f"job {job.job_id}: {now}")
+        for line in lines:
+            echo(line)
         time.sleep(_READ_SECONDS)
 
 

@@ -74,7 +74,8 @@ class JobScript:
     def text(self) -> str:
         """The script. Nothing secret is in it: the job gets the environment of who submits it, as Slurm does by default."""
         slurm = self.config.launcher.slurm
-        sections = {
+        again = "After that, or when a host fails, the job starts again and goes on from the newest checkpoint."
+        sections: dict[str, dict[str, str]] = {
             "One task a host, which starts a process for each of its devices.": self._hosts(),
             "Everything the job prints, one start after the other.": {
                 "job-name": slurm.options.get("job-name", self.config.model.name),
@@ -82,12 +83,10 @@ class JobScript:
                 "output": self.output,
                 "open-mode": "append",
             },
-            f"{slurm.save_seconds_before_limit} s before the time limit the run is asked to save and stop.": {
+            f"{slurm.save_seconds_before_limit} s before its time limit the run is asked to save and stop.": {
                 "signal": f"B:USR1@{slurm.save_seconds_before_limit}"
             },
-            "After that, or when a host fails, the job starts again and goes on from the newest checkpoint."
-            if slurm.requeue
-            else "The job starts once.": {"requeue" if slurm.requeue else "no-requeue": FLAG},
+            again if slurm.requeue else "The job starts once.": {"requeue" if slurm.requeue else "no-requeue": FLAG},
             "launcher.slurm.options": {name: value for name, value in slurm.options.items() if name != "job-name"},
         }
         lines = ["#!/bin/bash"]
@@ -96,8 +95,10 @@ class JobScript:
                 lines += ["", f"# {title}", *(_line(name, value) for name, value in options.items())]
         lines += [
             "",
-            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm's signals reach it.",
-            f"exec {shlex.join(self.command)}",
+            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm's signals must reach it;",
+            "# the one before the time limit is ignored until the run has started.",
+            "trap '' USR1",
+            "exec " + " \\\n    ".join(map(shlex.quote, self.command)),
         ]
         return "\n".join(lines) + "\n"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,15 @@ def test_the_job_asks_for_whole_hosts_of_the_cluster() -> None:
 def test_sbatch_reads_every_option_before_the_first_command() -> None:
     lines = script(f"{OPTIONS}.time=1-00").text().splitlines()
     assert lines[0] == "#!/bin/bash"
-    (command,) = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
-    assert lines[command] == "exec python -m orchestrator launch 'data.path=/a b'"
-    assert not any(line.startswith("#SBATCH") for line in lines[command:])
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first:])
+
+
+def test_the_script_is_one_that_a_shell_runs(tmp_path: Path) -> None:
+    made = replace(script(), command=["printf", "%s,", "launch", "data.path=/a b", "model.name='x$y'"])
+    (tmp_path / "job").write_text(made.text())
+    ended = subprocess.run(["bash", str(tmp_path / "job")], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "launch,data.path=/a b,model.name='x$y',"
 
 
 def test_the_users_options_are_there_as_they_were_given() -> None:
