@@ -70,9 +70,9 @@ class Namespaces:
         assert self._holder.stdout.readline() == b"up\n", "a namespace did not start"
         self.init = psutil.Process(self._holder.pid).children()[0].pid if fork else self._holder.pid
 
-    def enter(self, argv: Sequence[str]) -> list[str]:
-        """``argv``, run inside."""
-        return ["nsenter", f"--target={self.init}", *self._kinds, "--", *argv]
+    def enter(self, argv: Sequence[str], cwd: Path = Path("/")) -> list[str]:
+        """``argv``, run inside, in a directory there."""
+        return ["nsenter", f"--target={self.init}", *self._kinds, "--", "env", f"--chdir={cwd}", *argv]
 
     def do(self, *argv: str) -> None:
         """Run a command of the rig itself, which must not fail."""
@@ -146,8 +146,7 @@ class Host:
     ) -> Ended:
         """Run a command to its end."""
         ended = subprocess.run(
-            self.spaces.enter(argv),
-            cwd=cwd or self.home,
+            self.spaces.enter(argv, cwd or self.home),
             env={**self.environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -162,8 +161,7 @@ class Host:
         """Start a process, in a session of its own as a terminal would."""
         with log.open("wb") as output:
             outer = subprocess.Popen(
-                self.spaces.enter(argv),
-                cwd=cwd,
+                self.spaces.enter(argv, cwd),
                 env={**self.environment, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
