@@ -25,6 +25,8 @@ import psutil
 
 NVME = Path("/mnt/nvme")
 """Where every host has a disk of its own."""
+HOOKS = Path("/mnt/python")
+"""A folder of each host's own that comes first on its ``PYTHONPATH``."""
 INTERFACE = "eth0"
 _SUBNET = "10.211.7"
 _SSHD = "/usr/sbin/sshd"
@@ -196,10 +198,10 @@ class Host:
         return found
 
     def clear(self) -> None:
-        """End every process that is not the host's own, and empty its shared memory."""
+        """End every process that is not the host's own, and take away what was left or put in its places."""
         for process in self.processes():
             process.kill()
-        self.spaces.do("find", "/dev/shm", "-mindepth", "1", "-delete")
+        self.spaces.do("find", "/dev/shm", str(NVME), str(HOOKS), "-mindepth", "1", "-delete")
 
     def cut(self) -> None:
         """Take the cable out at the switch: nothing is refused, everything is lost."""
@@ -293,10 +295,9 @@ def _write_files(state: Path, files: Path, address: str, root: Path) -> None:
         "UsePAM no",
         "StrictModes no",
         "MaxStartups 100",
-        f"SetEnv PYTHONPATH={files / 'python'}:{root}",
+        f"SetEnv PYTHONPATH={HOOKS}:{root}",
     ]
     (files / "sshd_config").write_text("\n".join(lines) + "\n")
-    (files / "python").mkdir()
     users = Path("/etc/passwd").read_text().splitlines()
     others = [line for line in users if not line.startswith("root:")]
     (files / "passwd").write_text("\n".join([f"root:x:0:0:root:{files / 'root'}:/bin/bash", *others]) + "\n")
@@ -304,8 +305,7 @@ def _write_files(state: Path, files: Path, address: str, root: Path) -> None:
 
 def _environment(files: Path, root: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TORCH_EXTENSIONS_DIR")}
-    python = f"{files / 'python'}:{root}"
-    return {**kept, "HOME": str(files / "root"), "PYTHONPATH": python, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    return {**kept, "HOME": str(files / "root"), "PYTHONPATH": f"{HOOKS}:{root}", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
 
 
 def _extensions() -> list[Path]:
@@ -334,7 +334,7 @@ def _mounts(host: Host, state: Path, kept: Sequence[Path], nvme_mib: int) -> Non
     host.spaces.do("mount", "-t", "tmpfs", "-o", "mode=0755", "run", "/run")
     host.spaces.do("mkdir", "/run/sshd")
     host.spaces.do("mount", "-t", "tmpfs", "mnt", "/mnt")
-    host.spaces.do("mkdir", str(NVME))
+    host.spaces.do("mkdir", str(NVME), str(HOOKS))
     host.spaces.do("mount", "-t", "tmpfs", "-o", f"size={nvme_mib}m", "nvme", str(NVME))
     temporary = Path("/mnt/tmp")
     host.spaces.do("mkdir", str(temporary))
