@@ -70,7 +70,7 @@ def launch_spec(
         backend=backend,
         hosts=tuple(host.name for host in cluster.hosts),
         launcher=(deepspeed_script(), *options),
-        worker=("--no_local_rank", "--module", "orchestrator.worker.train", str(attempt_path)),
+        worker=("--no_local_rank", "--module", "orchestrator.worker.start", str(attempt_path)),
         master_port=launcher.master_port or (free_port() if is_local else None),
         environment=environment,
         working_directory=str(working_directory if is_local else attempt_path),

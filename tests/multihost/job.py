@@ -93,7 +93,7 @@ class Job:
             process
             for host in self.hosts
             for process in host.processes(str(self.run_dir))
-            if process.environ().get("RANK") == str(number) and "orchestrator.worker.train" in process.cmdline()
+            if process.environ().get("RANK") == str(number) and "orchestrator.worker.start" in process.cmdline()
         ]
         (process,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
         return process

@@ -33,7 +33,7 @@ def test_local_workers_get_the_attempt_directory_and_nothing_else(tmp_path: Path
     argv = argv_of(tmp_path)
     assert Path(argv[0]).name == "deepspeed"
     assert "--num_gpus=2" in argv
-    assert argv[-4:] == ("--no_local_rank", "--module", "orchestrator.worker.train", str(tmp_path / "attempt"))
+    assert argv[-4:] == ("--no_local_rank", "--module", "orchestrator.worker.start", str(tmp_path / "attempt"))
 
 
 def test_two_launches_get_different_ports(tmp_path: Path) -> None:
