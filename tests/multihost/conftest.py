@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.multihost.rig import Host, Rig, build, why_not
+from tests.multihost.table import FaultTable
 
 ROOT = Path(__file__).parents[2]
 NVME_MIB = (512, 256, 128)
@@ -33,3 +34,12 @@ def hosts(rig: Rig) -> Iterator[tuple[Host, ...]]:
         host.mend()
         host.clear()
         host.start_sshd()
+
+
+@pytest.fixture(scope="session")
+def faults(report: Callable[[str], None]) -> Iterator[FaultTable]:
+    """Takes what was done to runs, for the table at the end."""
+    table = FaultTable()
+    yield table
+    if table.rows:
+        report(f"\nfaults on several hosts\n{table}")

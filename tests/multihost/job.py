@@ -108,7 +108,9 @@ class Job:
         return self.controller.wait(within)
 
 
-def start(folder: Path, hosts: tuple[Host, ...], *more: str, slots: int = 1, environment: Mapping[str, str] | None = None) -> Job:
+def start(
+    folder: Path, hosts: tuple[Host, ...], *more: str, slots: int = 1, environment: Mapping[str, str] | None = None
+) -> Job:
     """Start a run on host0."""
     folder.mkdir(exist_ok=True)
     argv = words(folder, hosts, *more, slots=slots)

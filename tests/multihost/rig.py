@@ -143,6 +143,10 @@ class Host:
     def home(self) -> Path:
         return self.files / "root"
 
+    def path(self, inside: Path) -> Path:
+        """A file of this host, as it is reached from outside."""
+        return Path(f"/proc/{self.spaces.init}/root") / inside.relative_to("/")
+
     def run(
         self, *argv: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None, timeout: float = 60
     ) -> Ended:
@@ -305,7 +309,13 @@ def _write_files(state: Path, files: Path, address: str, root: Path) -> None:
 
 def _environment(files: Path, root: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TORCH_EXTENSIONS_DIR")}
-    return {**kept, "HOME": str(files / "root"), "PYTHONPATH": f"{HOOKS}:{root}", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    return {
+        **kept,
+        "HOME": str(files / "root"),
+        "PYTHONPATH": f"{HOOKS}:{root}",
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+    }
 
 
 def _extensions() -> list[Path]:

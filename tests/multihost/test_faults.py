@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.multihost.job import ASLEEP, ENDLESS, START_SECONDS, ending, start
-from tests.multihost.rig import HOOKS, NVME, Host, Rig, eventually
+from tests.multihost.job import ASLEEP, ENDLESS, ending, start
+from tests.multihost.rig import HOOKS, Host, Rig
 from tests.multihost.table import FaultTable, told
 
 FAILED, INTERRUPTED, KILLED = 4, 130, 137
