@@ -95,7 +95,7 @@ class JobScript:
                 lines += ["", f"# {title}", *(_line(name, value) for name, value in options.items())]
         lines += [
             "",
-            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm's signals must reach it;",
+            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm signals it;",
             "# the one before the time limit is ignored until the run has started.",
             "trap '' USR1",
             "exec " + " \\\n    ".join(map(shlex.quote, self.command)),

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.multihost.rig import Ended, Host, Rig, build, eventually, why_not
+from tests.cli.command_line import Ended
+from tests.multihost.rig import Host, Rig, build, eventually, why_not
 
 ROOT = Path(__file__).parents[2]
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel", "sinfo")
@@ -95,7 +96,8 @@ class SlurmCluster:
 
     def orchestrator(self, *words: str, cwd: Path, timeout: float = 300) -> Ended:
         """Run ``orchestrator WORDS`` on the login node."""
-        return self.login.run(sys.executable, "-m", "orchestrator", *words, cwd=cwd, timeout=timeout)
+        ended = self.login.run(sys.executable, "-m", "orchestrator", *words, cwd=cwd, timeout=timeout)
+        return Ended(ended.code, ended.stdout, ended.stderr)
 
     def state_of(self, job_id: str) -> str:
         """A job's state as ``squeue`` calls it."""
