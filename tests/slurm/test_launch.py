@@ -127,7 +127,6 @@ def test_a_job_whose_node_fails_before_it_has_saved_starts_over(run: Run) -> Non
     run.trains()
     run.slurm.run("scontrol", "update", "nodename=host2", "state=down", "reason=test")
     eventually(lambda: run.state == "PENDING", within=60, what=f"the job waits again\n{run.output}")
-    run.slurm.run("scontrol", "update", "nodename=host2", "state=resume")
     run.trains(attempt=2)
     assert run.steps(attempt=2)[0] == 1
 

@@ -103,7 +103,7 @@ def test_outside_of_a_job_there_is_no_allocation() -> None:
 
 def test_the_hosts_of_a_job_are_the_allocations(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(programs, "scontrol", '[ "$*" = "show hostnames gpu[1-2]" ] && printf "gpu1\\ngpu2\\n"')
-    in_a_job(monkeypatch, SLURM_GPUS_ON_NODE="8")
+    in_a_job(monkeypatch, SLURM_GPUS_ON_NODE="8", CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
     hosts, findings = allocated_hosts(load_config(["launcher=slurm", "cluster=dgx_h100", "cluster.hosts=2"]))
     assert not findings
     assert [(host.name, host.slots) for host in hosts or ()] == [("gpu1", 8), ("gpu2", 8)]
@@ -111,8 +111,17 @@ def test_the_hosts_of_a_job_are_the_allocations(programs: Path, monkeypatch: pyt
     assert other is None
 
 
-def test_fewer_gpus_than_configured_are_refused_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_job(monkeypatch, SLURM_GPUS_ON_NODE="4")
+@pytest.mark.parametrize(
+    ("variables", "field", "told"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4"}, "cluster.devices_per_host", "has 4 GPUs"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5,6,7,0,1,2,3"}, "CUDA_VISIBLE_DEVICES", "another job"),
+    ],
+)
+def test_devices_that_the_job_does_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], field: str, told: str
+) -> None:
+    in_a_job(monkeypatch, **variables)
     _, (finding,) = allocated_hosts(load_config(["launcher=slurm", "cluster=dgx_h100"]))
-    assert finding.field == "cluster.devices_per_host"
-    assert "cluster.devices_per_host=4" in finding.fix
+    assert finding.field == field
+    assert told in finding.message
