@@ -87,14 +87,6 @@ def memory_limit_bytes() -> int:
     return min(limits)
 
 
-def free_port() -> int:
-    """A TCP port nobody listens on at the moment of asking."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def port_is_free(port: int) -> bool:
     """Whether this host can listen on ``port``."""
     with socket.socket() as probe:
