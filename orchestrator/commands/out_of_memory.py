@@ -1,4 +1,4 @@
-"""A run that ran out of memory: predicted against measured on the rank that did, and the smallest changes that would have fitted."""
+"""A run that ran out of memory: predicted against measured on the rank that did, and the changes that would have fitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rich.console import RenderableType
 from orchestrator.config.enums import Accelerator
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
+from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE
+from orchestrator.launch.diagnosis import Diagnosis
 from orchestrator.launch.hostfile import read_hostfile
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import Fix, find_fixes
@@ -46,11 +48,13 @@ def report(attempt: Attempt, rank: int, *, killed: bool = False) -> OutOfMemory 
 
     It did if its failure record says so, or if it was ``killed`` without leaving one, as a host's out-of-memory killer does.
     """
-    plan, config = read_json(attempt.path / "plan.json"), run_config_from_dict(read_json(attempt.path / "config.json"))
     memory = _measured(attempt, rank)
+    if (memory is None and not killed) or not (attempt.path / "plan.json").exists():
+        return None
+    plan, config = read_json(attempt.path / "plan.json"), run_config_from_dict(read_json(attempt.path / "config.json"))
     hosts = _hosts(attempt)
     host_index = _host_index(hosts, rank)
-    if plan["memory"] is None or host_index is None or (memory is None and not killed):
+    if plan["memory"] is None or host_index is None:
         return None
     shortage = shortage_of(
         plan,
@@ -62,6 +66,17 @@ def report(attempt: Attempt, rank: int, *, killed: bool = False) -> OutOfMemory 
     )
     fixes = _fixes(config, hosts, shortage) if shortage.is_explained else ()
     return OutOfMemory(rank=rank, host=hosts[host_index].name, shortage=shortage, fixes=fixes)
+
+
+def report_of_failure(attempt: Attempt, diagnosis: Diagnosis) -> OutOfMemory | None:
+    """The report of the rank with which the failure of ``attempt`` began, by what the ranks left or else by its log."""
+    short = [failure for failure in attempt.failures if failure.get("memory")]
+    if short:
+        return report(attempt, short[0]["rank"])
+    first = diagnosis.first
+    if first is None or first.cause.name != HOST_OUT_OF_MEMORY:
+        return None
+    return report(attempt, first.line.rank or 0, killed=True)
 
 
 def _measured(attempt: Attempt, rank: int) -> Mapping[str, Any] | None:

@@ -20,6 +20,8 @@ COUNTED = (
 )
 """Components that a worker counts in its engine. Activations live in autograd's graph, and are among the rest."""
 REST = "activations and all else"
+_MUCH = 0.5
+"""Share of the capacity from which a run that was killed is likely to have used it up itself."""
 
 
 class Place(StrEnum):
@@ -167,7 +169,7 @@ def _rows(predicted: Mapping[str, int], sum_bytes: int, measured: Mapping[str, A
 def _usable(capacity: int, predicted: int, in_use: int | None, measured: Mapping[str, Any]) -> int:
     """Whatever was in use beyond the prediction (a larger need, another process) will be there again."""
     if in_use is None:
-        # killed without a word: all that is known is that what was predicted was too much
-        return min(capacity, predicted - 1)
+        # killed without a word: if much was predicted, it was too much; if little, something else took the memory
+        return min(capacity, predicted - 1) if predicted > capacity * _MUCH else capacity
     unforeseen = max(in_use + (measured.get("requested_bytes") or 0) - predicted, 0)
     return max(capacity - unforeseen, 1)

@@ -13,6 +13,10 @@ from orchestrator.planning.fixes import Fix
 from orchestrator.planning.shortage import Place, Row, Shortage
 from orchestrator.units import format_bytes
 
+_SUSPECTS = {
+    Place.device: "another process on the device, or fragments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+    Place.host: "other processes on the host, or the limit of a container or job",
+}
 _NOTABLE = 0.02
 """A capacity that differs by less from what was planned with is the same."""
 
@@ -60,17 +64,12 @@ def _remarks(shortage: Shortage) -> list[str]:
     real, planned = shortage.capacity_bytes, shortage.planned_capacity_bytes
     if real < planned * (1 - _NOTABLE):
         remarks.append(f"the plan counted on {format_bytes(planned)}, and there are {format_bytes(real)}")
-    unforeseen = real - shortage.usable_bytes
     if shortage.free_bytes is None:
-        remarks.append("the process was killed before it could say what it had")
-    elif shortage.is_explained and unforeseen > 0:
-        remarks.append(
-            f"{format_bytes(unforeseen)} more than predicted were in use or asked for: "
-            "a larger need, fragments of the allocator, or another process"
-        )
-    elif not shortage.is_explained:
-        remarks.append(
-            "by the plan there was room: another process had taken it, or what was free lay in fragments "
-            "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)"
-        )
+        remarks.append("the process was killed before it could say what it had; dmesg on the host names what the kernel killed")
+    unforeseen = real - shortage.usable_bytes
+    if not shortage.is_explained:
+        remarks.append(f"by the plan there was room: {_SUSPECTS[shortage.place]}")
+    elif shortage.free_bytes is not None and unforeseen > 0:
+        more = f"{format_bytes(unforeseen)} more than predicted were in use or asked for"
+        remarks.append(f"{more}: a larger need, or {_SUSPECTS[shortage.place]}")
     return remarks
