@@ -32,7 +32,8 @@ from orchestrator.launch.machine import inspect_machine
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
 from orchestrator.launch.preflight import machine_findings, run_findings
-from orchestrator.launch.slurm import program_findings, submits_a_job
+from orchestrator.launch.slurm import program_findings
+from orchestrator.launch.slurm_allocation import submits_a_job
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import outcome as outcome_report

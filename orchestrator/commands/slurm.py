@@ -18,18 +18,19 @@ from orchestrator.config.load import quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
+from orchestrator.launch.ending import StoppedBy
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.slurm import (
     Job,
     JobState,
     SlurmError,
-    current_allocation,
     job_state,
     read_job,
     requeue,
     submit,
     write_job,
 )
+from orchestrator.launch.slurm_allocation import current_allocation
 from orchestrator.launch.slurm_follow import follow
 from orchestrator.launch.slurm_script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
@@ -38,7 +39,6 @@ from orchestrator.run_dir import CommandWords, checkpoint_dir, newest_attempt, w
 Echo = Callable[[str], None]
 Show = Callable[[Iterable[RenderableType]], None]
 
-TIME_LIMIT = "time_limit"
 _REQUEUE_SECONDS = 60.0
 
 _MEANINGS = {
@@ -65,7 +65,7 @@ def require_no_job(run_dir: Path) -> None:
         raise ConfigurationError([error("run-directory", "run_dir", message, "try again, or choose another run_dir")]) from None
     if job is not None and state is not None and not state.is_over:
         message = f"job {job.job_id} of {run_dir} is {state}"
-        fix = f"follow it: orchestrator logs run_dir={run_dir}, end it: orchestrator stop run_dir={run_dir}, or another run_dir"
+        fix = f"follow it: orchestrator logs {run_dir}, end it: orchestrator stop {run_dir}, or another run_dir"
         raise ConfigurationError([error("run-directory", "run_dir", message, fix)])
 
 
@@ -90,7 +90,7 @@ def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, 
     """
     allocation = current_allocation()
     wanted = config.launcher.backend is LauncherBackend.slurm and config.launcher.slurm.requeue
-    if allocation is None or not wanted or outcome.stopped_by != TIME_LIMIT:
+    if allocation is None or not wanted or outcome.stopped_by is not StoppedBy.time_limit:
         return
     saved = newest(checkpoint_dir(Path(config.run_dir)))
     if saved is None or saved.tag == resume_tag:
@@ -148,9 +148,9 @@ def _command(config: RunConfig, words: CommandWords) -> list[str]:
 def _goes_on(job: Job, run_dir: Path) -> list[RenderableType]:
     return [
         Text(f"job {job.job_id} goes on by itself"),
-        Text(f"    look at it: orchestrator status run_dir={run_dir}   (or squeue --jobs={job.job_id})"),
-        Text(f"    follow it:  orchestrator logs run_dir={run_dir}   (or tail -f {job.output})"),
-        Text(f"    end it:     orchestrator stop run_dir={run_dir}   (or scancel {job.job_id})"),
+        Text(f"    look at it: orchestrator status {run_dir}   (or squeue --jobs={job.job_id})"),
+        Text(f"    follow it:  orchestrator logs {run_dir}   (or tail -f {job.output})"),
+        Text(f"    end it:     orchestrator stop {run_dir}   (or scancel {job.job_id})"),
     ]
 
 

@@ -277,7 +277,9 @@ class Controller:
             return
         self._progress.look()
         can_save = self._spec.save_on_stop and self._progress.has_begun_training and self._record.state is State.running
-        if wanted == 1 and can_save:
+        # Slurm sends SIGTERM to every process of a job: the ranks end, and cannot save
+        strikes_all = self._spec.backend is LauncherBackend.slurm and self._requests.terminated
+        if wanted == 1 and can_save and not strikes_all:
             self._say(
                 "stopping: the ranks save after the step in hand, and may take their time while they get on "
                 f"(no progress for {format_seconds(SAVE_SECONDS)} ends it); stop once more to end it now"

@@ -131,6 +131,8 @@ class StopRequests:
         self.count = 0
         self.time_limit_is_near = False
         """Whether a batch system said so: SIGUSR1."""
+        self.terminated = False
+        """Whether SIGTERM was among them."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -147,6 +149,7 @@ class StopRequests:
         if number == signal.SIGUSR1:
             self.time_limit_is_near = True
         else:
+            self.terminated |= number == signal.SIGTERM
             self.count += 1
 
 

@@ -1,4 +1,4 @@
-"""Slurm as the orchestrator uses it: submit a job, look at it, cancel it, start it again, and the hosts of an allocation.
+"""A Slurm job of a run: submit it, look at it, cancel it, put it back into the queue.
 
 Every call goes through Slurm's own programs, which a test can replace on ``PATH``.
 """
@@ -9,16 +9,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.config.enums import Accelerator, LauncherBackend
-from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.launch.slurm_script import own_variables
-from orchestrator.planning.cluster_spec import Host
 from orchestrator.run_dir import read_json, write_json
 
 JOB_RECORD = "slurm.json"
@@ -76,83 +73,6 @@ class JobState:
         return f"{self.state} on {self.hosts}" if self.hosts else self.state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """The job that this process runs in."""
-
-    job_id: str
-    host_list: str
-    """As Slurm abbreviates them: ``gpu[1-4,7]``."""
-    gpus_on_host: int | None
-    """GPUs that the job has on this host; None where none were asked for."""
-    visible_gpus: str
-    """``CUDA_VISIBLE_DEVICES`` as Slurm sets it on this host; empty where it does not."""
-    restarts: int
-    """How often the job has been put back into the queue."""
-
-    def hosts(self) -> list[str]:
-        """The hosts by name, in Slurm's order.
-
-        Raises:
-            SlurmError: ``scontrol`` cannot be asked.
-        """
-        return _call("scontrol", "show", "hostnames", self.host_list).split()
-
-
-def current_allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The allocation that this process runs in: a batch job, ``salloc``, or a step of either; None outside of any."""
-    if "SLURM_JOB_ID" not in environment or "SLURM_JOB_NODELIST" not in environment:
-        return None
-    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
-    return Allocation(
-        job_id=environment["SLURM_JOB_ID"],
-        host_list=environment["SLURM_JOB_NODELIST"],
-        gpus_on_host=int(gpus) if gpus.isdigit() else None,
-        visible_gpus=environment.get("CUDA_VISIBLE_DEVICES", ""),
-        restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
-    )
-
-
-def allocated_hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
-    """The hosts of the allocation for ``launcher=slurm``, and what is wrong with them; None where there is no allocation."""
-    allocation = current_allocation()
-    if config.launcher.backend is not LauncherBackend.slurm or allocation is None:
-        return None, []
-    slots = config.cluster.devices_per_host
-    findings = list(_device_findings(config, allocation))
-    if findings:
-        return None, findings
-    try:
-        names = allocation.hosts()
-    except SlurmError as problem:
-        fix = "the programs of Slurm must be there on the hosts of a job as well"
-        return None, [error("slurm-hosts", "launcher.backend", f"the hosts of job {allocation.job_id}: {problem}", fix)]
-    return tuple(Host(name=name, slots=slots) for name in names), []
-
-
-def _device_findings(config: RunConfig, allocation: Allocation) -> Iterator[Finding]:
-    """Whether this host, the first of the job, has the devices that are configured, where DeepSpeed's launcher finds them."""
-    slots, gpus, visible = config.cluster.devices_per_host, allocation.gpus_on_host, allocation.visible_gpus
-    if config.cluster.accelerator is not Accelerator.cuda:
-        return
-    if gpus is not None and gpus < slots:
-        message = f"job {allocation.job_id} has {gpus} GPUs on a host, and {slots} devices are configured"
-        fix = f"cluster.devices_per_host={gpus}, or ask for more: launcher.slurm.options.gpus-per-node={slots}"
-        yield error("slurm-devices", "cluster.devices_per_host", message, fix)
-    elif visible and visible.split(",")[:slots] != [str(number) for number in range(slots)]:
-        message = (
-            f"job {allocation.job_id} has the GPUs {visible} of this host, which shows it the others as well, and DeepSpeed's"
-            " launcher counts from 0: it would take those of another job"
-        )
-        fix = "take whole hosts (no gres, gpus, cpus or mem in launcher.slurm.options), or have Slurm set up to hide the others"
-        yield error("slurm-devices", "CUDA_VISIBLE_DEVICES", message, fix)
-
-
-def submits_a_job(config: RunConfig) -> bool:
-    """Whether a launch of ``config`` submits a job; inside an allocation it starts there."""
-    return config.launcher.backend is LauncherBackend.slurm and current_allocation() is None
-
-
 def program_findings() -> list[Finding]:
     """Whether jobs can be submitted from here."""
     if shutil.which("sbatch") is not None:
@@ -168,7 +88,7 @@ def submit(script: Path, output: str) -> Job:
         ConfigurationError: sbatch refused it; the finding has its words.
     """
     try:
-        printed = _call("sbatch", "--parsable", str(script), environment=own_variables(os.environ))
+        printed = call_slurm("sbatch", "--parsable", str(script), environment=own_variables(os.environ))
     except SlurmError as problem:
         fix = "correct launcher.slurm.options; man sbatch has what each option takes, sinfo what this cluster has"
         raise ConfigurationError([error("slurm-submit", "launcher.slurm.options", f"sbatch says: {problem}", fix)]) from None
@@ -198,7 +118,7 @@ def job_state(job_id: str) -> JobState | None:
         SlurmError: Slurm does not answer.
     """
     try:
-        return parse_job(_call("scontrol", "--oneliner", "show", "job", job_id))
+        return parse_job(call_slurm("scontrol", "--oneliner", "show", "job", job_id))
     except SlurmError as problem:
         if _NO_SUCH_JOB in str(problem):
             return None
@@ -229,7 +149,7 @@ def cancel(job_id: str) -> None:
         SlurmError: Slurm does not answer, or does not let this user.
     """
     try:
-        _call("scancel", job_id)
+        call_slurm("scancel", job_id)
     except SlurmError as problem:
         if _NO_SUCH_JOB not in str(problem):
             raise
@@ -241,10 +161,15 @@ def requeue(job_id: str) -> None:
     Raises:
         SlurmError: Slurm does not answer, or the site does not allow it.
     """
-    _call("scontrol", "requeue", job_id)
+    call_slurm("scontrol", "requeue", job_id)
 
 
-def _call(*argv: str, environment: Mapping[str, str] | None = None) -> str:
+def call_slurm(*argv: str, environment: Mapping[str, str] | None = None) -> str:
+    """The output of a program of Slurm.
+
+    Raises:
+        SlurmError: it is missing, gives no answer, or refuses; with its words.
+    """
     try:
         ended = subprocess.run(
             argv,

@@ -9,14 +9,13 @@ from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.slurm import (
     SlurmError,
-    allocated_hosts,
     cancel,
-    current_allocation,
     job_state,
     parse_job,
     program_findings,
     submit,
 )
+from orchestrator.launch.slurm_allocation import allocated_hosts, current_allocation
 
 RUNNING = (
     "JobId=7 JobName=demo UserId=me(1000) Priority=1 JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=2"
