@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,11 @@ class Run:
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [entry["step"] for entry in map(json.loads, lines) if entry["kind"] == "train"]
 
+    def outcome(self, attempt: int) -> dict[str, Any]:
+        """How an attempt ended, as its controller wrote it."""
+        value: dict[str, Any] = json.loads((self.folder / "run" / "attempts" / str(attempt) / "outcome.json").read_text())
+        return value
+
     def trains(self, attempt: int = 1) -> None:
         """Wait until an attempt has taken some steps."""
 
@@ -107,6 +113,7 @@ def test_a_cancelled_job_leaves_no_process(run: Run) -> None:
     run.slurm.run("scancel", run.job_id)
     eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
     assert run.state == "CANCELLED"
+    assert run.outcome(attempt=1)["status"] == "interrupted"
 
 
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run) -> None:
@@ -120,6 +127,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run
     last = run.steps(attempt=1)[-1]
     assert run.steps(attempt=2)[:2] == [last + 1, last + 2]
     assert f"job {run.job_id} goes back into the queue" in run.output
+    assert run.outcome(attempt=1)["stopped_by"] == "time_limit"
 
 
 def test_a_job_whose_node_fails_before_it_has_saved_starts_over(run: Run) -> None:
