@@ -250,6 +250,7 @@ def _sweep(arguments: Arguments, overrides: list[str]) -> int:
         try:
             config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
             deepspeed_json.unsupported(config)
+            launch.require_attached(config)
             point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
             prepared = launch.prepare(config, _words(point, config))
             result = prepared if isinstance(prepared, CommandResult) else _start(prepared)

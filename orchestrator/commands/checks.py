@@ -80,6 +80,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
     "launch": (
         ("launch-hosts", _E, "several hosts have names to be reached by"),
         ("launch-backend", _E, "the launcher backend reaches the hosts"),
+        ("detach", _E, "a controller can be started on the first host, and the run is no point of a sweep"),
         ("visible-devices", _E, "CUDA_VISIBLE_DEVICES has numbers, and enough of them"),
     ),
     "preflight": (
