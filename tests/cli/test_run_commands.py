@@ -16,7 +16,7 @@ from tests.cli.command_line import orchestrator
 SMOKE = ("experiment=smoke", "training.max_steps=1000000", "training.log_every=20", "checkpoint.save_every=0")
 
 
-def test_a_run_is_looked_at_stopped_and_gone_on_with_from_another_shell(tmp_path: Path) -> None:
+def test_a_run_is_looked_at_and_stopped_from_another_shell(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [sys.executable, "-m", "orchestrator", "launch", *SMOKE, f"run_dir={run_dir}"]
     launch = subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -47,10 +47,6 @@ def test_a_run_is_looked_at_stopped_and_gone_on_with_from_another_shell(tmp_path
     after = orchestrator("status", str(run_dir), cwd=tmp_path)
     assert after.code == 0
     assert "stopped: step" in after.stdout
-    words = ("launch", f"run_dir={run_dir}", "checkpoint.resume=true", f"training.max_steps={stopped.json['step'] + 2}")
-    resumed = orchestrator(*words, "output=json", cwd=tmp_path)
-    assert resumed.code == 0, resumed.everything
-    assert resumed.json["result"]["steps"] == stopped.json["step"] + 2
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop"])
