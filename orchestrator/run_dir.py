@@ -260,7 +260,7 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
 
 
 def newest_attempt(run_dir: Path) -> Attempt | None:
-    """The last start of a run; None before the first."""
+    """The newest attempt of a run; None if ``run_dir`` holds no run."""
     number = _newest_attempt(run_dir)
     return Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) if number else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
+from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
+from orchestrator.launch.detach import hand_over, sweep_findings
 from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
 from orchestrator.launch.machine import inspect_machine
@@ -132,9 +134,21 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
         show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
-        outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
-    slurm.requeue_if_due(config, outcome, prepared.resume_tag, echo)
-    return _ended(outcome, attempt)
+        if not config.launcher.detach:
+            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            slurm.requeue_if_due(config, outcome, prepared.resume_tag, echo)
+            return _ended(outcome, attempt)
+    return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
+
+
+def require_attached(config: RunConfig) -> None:
+    """Make sure that the point of a sweep is one that can be waited for.
+
+    Raises:
+        ConfigurationError: it would run detached.
+    """
+    if findings := sweep_findings(config.launcher):
+        raise ConfigurationError(findings)
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
@@ -254,6 +268,16 @@ def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt) -> LaunchSpec
 def _dry_run(spec: LaunchSpec, attempt: Attempt) -> CommandResult:
     payload = {"dry_run": True, "attempt": str(attempt.path), "command": spec.shell()}
     return CommandResult(exit_code=OK, payload=payload, text=[Text("dry run: nothing was started")])
+
+
+def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
+    payload = {
+        "status": "detached",
+        "attempt": str(attempt.path),
+        "log": str(attempt.log_file),
+        "controller": asdict(controller),
+    }
+    return CommandResult(exit_code=OK, payload=payload, text=outcome_report.detached_report(controller, attempt.run_dir))
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:

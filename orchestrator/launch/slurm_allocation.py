@@ -56,7 +56,7 @@ def allocated_hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Fi
     if config.launcher.backend is not LauncherBackend.slurm or allocation is None:
         return None, []
     slots = config.cluster.devices_per_host
-    findings = list(_device_findings(config, allocation))
+    findings = list(_findings(config, allocation))
     if findings:
         return None, findings
     try:
@@ -67,8 +67,12 @@ def allocated_hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Fi
     return tuple(Host(name=name, slots=slots) for name in names), []
 
 
-def _device_findings(config: RunConfig, allocation: Allocation) -> Iterator[Finding]:
+def _findings(config: RunConfig, allocation: Allocation) -> Iterator[Finding]:
     """Whether this host, the first of the job, has the devices that are configured, where DeepSpeed's launcher finds them."""
+    if config.launcher.detach:
+        message = f"the run ends with job {allocation.job_id}, in which this launch starts it"
+        fix = "launcher.detach=false; from outside of a job, launcher=slurm submits one, which needs no shell"
+        yield error("detach", "launcher.detach", message, fix)
     slots, gpus, visible = config.cluster.devices_per_host, allocation.gpus_on_host, allocation.visible_gpus
     if config.cluster.accelerator is not Accelerator.cuda:
         return
