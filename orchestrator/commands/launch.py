@@ -16,7 +16,8 @@ from rich.text import Text
 from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.planned import plan_run
-from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.readiness import readiness
+from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
@@ -33,8 +34,6 @@ from orchestrator.launch.command import (
     launch_command,
 )
 from orchestrator.launch.diagnosis import diagnose, end_of_log
-from orchestrator.launch.machine import inspect_machine
-from orchestrator.launch.preflight import machine_findings, run_findings
 from orchestrator.launch.supervisor import Outcome, meaning, supervise
 from orchestrator.planning.plan import Plan
 from orchestrator.report import text
@@ -98,10 +97,12 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         return refusal(config, plan)
     assert plan.model is not None
     run_dir = Path(config.run_dir)
-    remarks = _host_findings(config, run_dir, plan.model.num_parameters)
-    if has_error(remarks):
-        payload = {"verdict": "host not ready", "findings": [finding.to_dict() for finding in remarks]}
-        return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(remarks))
+    remarks: list[Finding] = []
+    if config.preflight.enabled and not config.dry_run:
+        ready = readiness(config, plan)
+        if not ready.is_ready:
+            return ready.result()
+        plan, remarks = ready.plan, ready.findings
     if not config.checkpoint.resume:
         require_new(run_dir)
         return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks)
@@ -150,13 +151,6 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
-
-
-def _host_findings(config: RunConfig, run_dir: Path, num_parameters: int) -> list[Finding]:
-    if not config.preflight.enabled:
-        return []
-    here = run_findings(config, run_dir=run_dir, num_parameters=num_parameters)
-    return here if config.dry_run else [*machine_findings(inspect_machine(), config), *here]
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from orchestrator.config.enums import Accelerator, LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error
 from orchestrator.launch.host_filter import filter_text
-from orchestrator.launch.machine import free_port, scripts_dir
+from orchestrator.launch.machine import free_port, is_this_machine, scripts_dir
 from orchestrator.planning.cluster_spec import ClusterSpec
 
 HOSTFILE = "hostfile"
@@ -98,13 +97,8 @@ def _visible_findings(slots: int) -> Iterator[Finding]:
 def uses_pdsh(config: RunConfig, cluster: ClusterSpec) -> bool:
     """Whether the hosts are reached through pdsh: several, or one that is not this machine."""
     if config.launcher.backend is LauncherBackend.auto:
-        return len(cluster.hosts) > 1 or not _is_this_machine(cluster.hosts[0].name)
+        return len(cluster.hosts) > 1 or not is_this_machine(cluster.hosts[0].name)
     return config.launcher.backend is LauncherBackend.pdsh
-
-
-def _is_this_machine(name: str) -> bool:
-    here = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", "::1", here, here.split(".")[0], socket.getfqdn())
 
 
 def _local_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) -> list[str]:
