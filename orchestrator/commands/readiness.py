@@ -69,7 +69,9 @@ class Readiness:
         if not self.plan.fits:
             parts += [*text.plan_report(self.plan), *text.fixes_report(self.plan, self.fixes)]
         code = OK if self.is_ready else HOST_NOT_READY
-        return CommandResult(exit_code=code, payload=self.to_dict(), text=[*parts, report.verdict(self.check)])
+        return CommandResult(
+            exit_code=code, payload=self.to_dict(), text=[*parts, report.verdict(self.check, fits=self.plan.fits)]
+        )
 
 
 def readiness(config: RunConfig, plan: Plan) -> Readiness:

@@ -35,15 +35,16 @@ def preflight_report(check: ClusterCheck) -> list[RenderableType]:
         *([_traits_table(facts)] if facts else []),
         *findings_report(check.findings),
         *_joined_report(check),
-        verdict(check),
     ]
 
 
-def verdict(check: ClusterCheck) -> Text:
-    """The last line: how many hosts are ready, and which are not."""
+def verdict(check: ClusterCheck, *, fits: bool) -> Text:
+    """The last line: how many hosts are ready, which are not, and whether the run fits on them as they are."""
     unready = [entry.host.name for entry in check.hosts if not entry.is_ready]
     if not check.hosts:
         return Text("no host was looked at", style="bold red")
+    if not unready and not fits:
+        return Text(f"{_count(len(check.hosts))} looked at: the run does not fit on them as they are", style="bold red")
     if not unready:
         point = check.meeting_point
         met = f"; the ranks meet at {point.address}:{point.port}" if point is not None and point.address is not None else ""
