@@ -64,7 +64,7 @@ def _ranges(numbers: Sequence[str]) -> Iterator[str]:
     """Runs of consecutive numbers of one width: ``01-03``."""
     first = last = numbers[0]
     for number in [*numbers[1:], ""]:
-        if number and int(number) == int(last) + 1 and (len(number) == len(last) or last[0] != "0"):
+        if number and int(number) == int(last) + 1 and (len(number) == len(last) or "0" not in (number[0], last[0])):
             last = number
             continue
         yield first if first == last else f"{first}-{last}"

@@ -41,7 +41,8 @@ _MOST_FILES = 100_000
 _MOST_HASHED = 2_000
 _LIBAIO_HEADERS = ("/usr/include/libaio.h", "/usr/local/include/libaio.h", f"{sys.prefix}/include/libaio.h")
 _COMPUTE_MODES = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_CONTROL_GROUPS = (
+OWN_GROUPS = Path("/proc/self/cgroup")
+CONTROL_GROUPS = (
     ("", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("", "/sys/fs/cgroup/unified", "memory.max", "memory.current", "inactive_file"),
     ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -258,10 +259,10 @@ def memory(_request: dict[str, Any]) -> dict[str, int | None]:
 def memory_groups() -> Iterator[tuple[int, int]]:
     """Limit and use of each control group that this process is in, its own first; caches do not count as used."""
     try:
-        own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
+        own = [line.split(":", 2) for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return
-    for controller, mount, limit_name, used_name, cached_name in _CONTROL_GROUPS:
+    for controller, mount, limit_name, used_name, cached_name in CONTROL_GROUPS:
         for _, controllers, group in own:
             if controller not in controllers.split(","):
                 continue
