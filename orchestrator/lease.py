@@ -1,13 +1,16 @@
 """The lease of an attempt: a small file that its controller renews, and without which no rank of the attempt may live.
 
-It lies in the attempt's directory, which every host sees. Ranks read it every few seconds and end themselves when it is gone
-or has not moved for too long: so a controller that dies, whatever started the ranks, leaves no orphan. It also carries what
-the controller asks of all ranks. The file is written in place: a name that is replaced may stay cached on a network disk.
+It lies in the attempt's directory, which every host sees. Ranks read it every few seconds and end themselves when it is over,
+is gone, or has not moved for too long: so a controller that dies, whatever started the ranks, leaves no orphan. It also carries
+what the controller asks of all ranks.
+
+The file is written in place: a name that is replaced may stay cached on a network disk. It is opened and closed at every
+renewal and at every look, for that is when NFS sends what was written, and asks whether what it has is still true. It stays
+when the attempt has ended, so that a rank that starts too late knows.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +21,8 @@ LEASE = "lease"
 RENEW_SECONDS = 3.0
 EXPIRE_SECONDS = 18.0
 """Without a renewal for so long, seconds, a rank takes its controller for dead."""
+OVER_EXIT_CODE = 87
+"""A rank that ends because its lease is over ends with this."""
 _RECORD = "{beat:<20d} {request:<20s}\n"
 
 
@@ -27,48 +32,49 @@ class Request(StrEnum):
     go_on = "go_on"
     save_and_stop = "save_and_stop"
     dump_stacks = "dump_stacks"
+    end = "end"
 
 
 class Lease:
-    """The controller's side. ``renew`` at least every ``RENEW_SECONDS``; ``end`` when no rank may live any more."""
+    """The controller's side. ``renew`` at least every ``RENEW_SECONDS``; ``end`` when no rank may live any more.
+
+    Raises:
+        OSError: from every method, when the disk cannot be written to.
+    """
 
     def __init__(self, attempt: Path) -> None:
         self._path = attempt / LEASE
         self._beat = 0
         self._request = Request.go_on
-        self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o644)
+        self._path.touch()
         self.renew()
 
     def renew(self) -> None:
-        """Say that the controller lives.
-
-        Raises:
-            OSError: the disk cannot be written to.
-        """
+        """Say that the controller lives."""
         self._beat += 1
-        os.pwrite(self._file, _RECORD.format(beat=self._beat, request=self._request).encode(), 0)
+        with self._path.open("r+b", buffering=0) as file:
+            file.write(_RECORD.format(beat=self._beat, request=self._request).encode())
 
     def ask(self, request: Request) -> None:
-        """Ask something of all ranks, from now on."""
+        """Ask something of all ranks, from now on. They see it within ``RENEW_SECONDS``: leave it standing for that long."""
         self._request = request
         self.renew()
 
     def end(self) -> None:
-        """Take the lease back: ranks that still live end at once."""
-        self._path.unlink(missing_ok=True)
-        os.close(self._file)
+        """Take the lease back: ranks that still live end at once, and those that start later as well."""
+        self.ask(Request.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a rank sees of its lease. ``reason`` says why it is over; None while it holds."""
+    """What is seen of a lease. ``reason`` says why it is over; None while it holds."""
 
     request: Request
     reason: str | None
 
 
 class LeaseWatch:
-    """A rank's side. A rank that was started without a controller has no lease, and nothing to watch."""
+    """The other side, of a rank or of whoever wants to know. Where there is no controller there is no lease to watch."""
 
     def __init__(self, attempt: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = attempt / LEASE
@@ -80,16 +86,25 @@ class LeaseWatch:
 
     def look(self) -> Sight:
         """Read the lease; what cannot be read counts as not renewed."""
-        reason = None
+        if not self.is_held:
+            return Sight(request=Request.go_on, reason=None)
+        asked = self._clock()
+        gone = False
         try:
             beat, request = self._path.read_text(encoding="ascii").split()
             if int(beat) != self._beat:
                 self._beat, self._moved, self._request = int(beat), self._clock(), Request(request)
         except FileNotFoundError:
-            reason = "the run was stopped"
+            gone = True
         except (OSError, ValueError):
             pass
+        if self._clock() - asked > RENEW_SECONDS:
+            # the disk did not answer, so the controller could not write either: its silence counts from now
+            self._moved = self._clock()
         silent = self._clock() - self._moved
-        if reason is None and silent > EXPIRE_SECONDS:
+        reason = None
+        if gone or self._request is Request.end:
+            reason = "the run was stopped"
+        elif silent > EXPIRE_SECONDS:
             reason = f"the controller of the run has not been heard of for {silent:.0f} s"
-        return Sight(request=self._request, reason=reason if self.is_held else None)
+        return Sight(request=self._request, reason=reason)

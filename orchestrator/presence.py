@@ -3,7 +3,7 @@
 ::
 
     ranks/N.json    written by rank N at its start
-    progress        written by rank 0, in place, whenever the run has come further
+    progress        written in place by rank 0, and by the rank that makes the tokens, whenever the run has come further
     stacks/N.txt    the stacks of rank N, when they were asked for
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from orchestrator.run_dir import read_json, write_json
@@ -19,6 +20,19 @@ RANKS = "ranks"
 PROGRESS = "progress"
 STACKS = "stacks"
 _RECORD = "{beat:<12d} {step:<12d} {phase:<20s}\n"
+
+
+class Phase(StrEnum):
+    """What a run does."""
+
+    start = "start"
+    data = "data"
+    build = "build"
+    resume = "resume"
+    train = "train"
+    evaluate = "evaluate"
+    save = "save"
+    end = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +47,28 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come. ``beat`` grows with every sign of progress, ``phase`` is what it does (``train``, ``save``)."""
+    """How far a run has come: ``step`` optimizer steps, and what it does now.
+
+    ``beat`` changes with every sign of progress, and does not always grow: the rank that makes the tokens writes too.
+    """
 
     beat: int
     step: int
-    phase: str
+    phase: Phase
 
 
 class ProgressWriter:
-    """Rank 0's side. Writing never fails a training: a full disk is reported by what needs it."""
+    """The workers' side. Writing never fails a training, nor makes it wait: a full disk is reported by what needs it.
+
+    On a network disk others see what was written up to half a minute later.
+    """
 
     def __init__(self, attempt: Path) -> None:
         self._beat = 0
         self._file = os.open(attempt / PROGRESS, os.O_CREAT | os.O_WRONLY, 0o644)
 
-    def advance(self, phase: str, *, step: int) -> None:
-        """Say that the run has come to ``phase`` of ``step``."""
+    def advance(self, phase: Phase, *, step: int) -> None:
+        """Say that the run has come to ``phase`` after ``step`` steps."""
         self._beat += 1
         try:
             os.pwrite(self._file, _RECORD.format(beat=self._beat, step=step, phase=phase).encode(), 0)
@@ -60,7 +80,7 @@ def read_progress(attempt: Path) -> Progress | None:
     """How far the run has come; None before its first sign."""
     try:
         beat, step, phase = (attempt / PROGRESS).read_text(encoding="ascii").split()
-        return Progress(beat=int(beat), step=int(step), phase=phase)
+        return Progress(beat=int(beat), step=int(step), phase=Phase(phase))
     except (OSError, ValueError):
         return None
 

@@ -5,8 +5,9 @@
     RUN_DIR/
       request/            written once, never changed: config.json plan.json ds_config.json model.json run.json
       attempts/1/         what this start really used: config.json plan.json ds_config.json model.json attempt.json
-                          hostfile command.sh command.json; what it left: launcher.log metrics.jsonl wandb/
-                          failure_rank_*.json result.json
+                          hostfile command.sh command.json; while it runs: lease (lease.py), controller.json stop
+                          (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
+                          metrics.jsonl wandb/ failure_rank_*.json result.json outcome.json
       checkpoints/        one folder a checkpoint
       hydra/              Hydra's own record of the composition
       .lock               held while a launch of this run is alive
@@ -36,6 +37,8 @@ SWAP_OWNER = "owner.json"
 """In the run's directory on an NVMe disk: whose it is."""
 METRICS = "metrics.jsonl"
 LOG = "launcher.log"
+COMMAND = "command.json"
+"""How the attempt is started (``orchestrator/launch/spec.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

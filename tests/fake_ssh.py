@@ -46,7 +46,7 @@ ENDINGS = {
     "crowded": (255, "kex_exchange_identification: Connection closed by remote host"),
     "config": (255, "command-line: line 0: Bad configuration option: nosuch"),
     "strange": (255, "something else"),
-    "setup": (97, "bash: line 3: module: command not found"),
+    "setup": (127, "launcher.setup failed: module load cuda (exit code 127)"),
     "bare": (127, "bash: line 1: /work/venv/bin/python: No such file or directory"),
     "broken": (1, "ImportError: libpython3.11.so.1.0: cannot open shared object file"),
 }
@@ -95,7 +95,7 @@ def ready_host(name: str, **changes: Any) -> dict[str, Any]:
         "shared": True,
         "operators": {"folder": "/ops", "built": dict.fromkeys(OPERATORS, True), "locks": {}},
         "tools": {tool: f"/usr/bin/{tool}" for tool in TOOLS},
-        "ports": {"asked_is_free": None, "found": 20000},
+        "port_is_free": None,
         "unknown": {},
         **changes,
     }

@@ -28,7 +28,7 @@ from orchestrator.deepspeed_config.settings import OptimizerImplementation, reso
 from orchestrator.findings import Finding, error
 from orchestrator.launch.command import LaunchCommand
 from orchestrator.launch.machine import memory_limit_bytes
-from orchestrator.launch.supervisor import meaning, supervise
+from orchestrator.launch.processes import meaning, supervise
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.side_by_side import ClosedForm
 from orchestrator.planning.plan import Plan, closed_forms_of

@@ -23,7 +23,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error, warning
 from orchestrator.launch.command import LaunchCommand
-from orchestrator.launch.supervisor import Outcome, meaning, supervise
+from orchestrator.launch.processes import Ended, meaning, supervise
 from orchestrator.report import text
 from orchestrator.run_dir import checkpoint_dir, read_json
 from orchestrator.units import format_bytes
@@ -177,7 +177,7 @@ def _tokenizer(run_dir: Path) -> tuple[Path | None, list[Finding]]:
     ]
 
 
-def _ended(outcome: Outcome, prepared: PreparedExport, scratch: Path) -> CommandResult:
+def _ended(outcome: Ended, prepared: PreparedExport, scratch: Path) -> CommandResult:
     request = prepared.request
     base: dict[str, Any] = {
         "checkpoint": request.checkpoint,

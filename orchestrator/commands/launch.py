@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,23 @@ from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
+from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
-from orchestrator.launch.command import (
-    ENVIRONMENT_FILE,
-    HOSTFILE,
-    LaunchCommand,
-    environment_text,
-    host_findings,
-    hostfile_text,
-    launch_command,
-)
+from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
+from orchestrator.launch.controller import Controller
 from orchestrator.launch.diagnosis import diagnose, end_of_log
-from orchestrator.launch.supervisor import Outcome, meaning, supervise
+from orchestrator.launch.environment import private_variables
+from orchestrator.launch.outcome import Outcome, Status
+from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
+from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import text
 from orchestrator.run_dir import (
-    SWAP_OWNER,
+    COMMAND,
     Attempt,
     CommandWords,
     RunContents,
@@ -74,6 +70,8 @@ class PreparedLaunch:
     plan: Plan
     resume_tag: str | None
     remarks: Sequence[Finding]
+    master_addr: str | None
+    """An address of the first host that all others were seen to reach."""
 
     @property
     def run_dir(self) -> Path:
@@ -97,18 +95,21 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         return refusal(config, plan)
     assert plan.model is not None
     run_dir = Path(config.run_dir)
+    if not config.checkpoint.resume:
+        require_new(run_dir)
     remarks: list[Finding] = []
+    master_addr = resume_tag = None
     if config.preflight.enabled and not config.dry_run:
         ready = readiness(config, plan)
         if not ready.is_ready:
             return ready.result()
-        plan, remarks = ready.plan, ready.findings
-    if not config.checkpoint.resume:
-        require_new(run_dir)
-        return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks)
-    resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
-    remarks = [*remarks, *resume_remarks]
-    return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks)
+        plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
+    if config.checkpoint.resume:
+        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        remarks += resume_remarks
+    return PreparedLaunch(
+        config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks, master_addr=master_addr
+    )
 
 
 def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
@@ -117,16 +118,14 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
     ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
     """
     config, plan = prepared.config, prepared.plan
-    with exclusive(prepared.run_dir) as lock:
+    with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
-        command = _prepare_command(config, plan, attempt)
+        spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
         show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
-        show(text.command_report(command.shell(), attempt.path))
+        show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
-            return _dry_run(command, attempt)
-        stop_seconds = config.launcher.stop_seconds
-        outcome = supervise(command, log_file=attempt.log_file, echo=echo, stop_seconds=stop_seconds, keep_open=(lock,))
-        _remove_swap_files(config)
+            return _dry_run(spec, attempt)
+        outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
     return _ended(outcome, attempt)
 
 
@@ -214,15 +213,6 @@ def _nvme_directory(config: RunConfig) -> str | None:
     return str(Path(config.offload.nvme_path) / f"orchestrator_{Path(config.run_dir).name}_{digest}")
 
 
-def _remove_swap_files(config: RunConfig) -> None:
-    """Workers that were killed could not remove what they had on this host's NVMe disk."""
-    directory = _nvme_directory(config)
-    if directory is None or not (Path(directory) / SWAP_OWNER).is_file():
-        return
-    if read_json(Path(directory) / SWAP_OWNER).get("run_dir") == config.run_dir:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
     if prepared.resume_tag is None:
@@ -230,35 +220,42 @@ def _freeze(prepared: PreparedLaunch) -> Attempt:
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
-def _prepare_command(config: RunConfig, plan: Plan, attempt: Attempt) -> LaunchCommand:
+def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt, master_addr: str | None) -> LaunchSpec:
     assert plan.cluster is not None
     write_text(attempt.path / HOSTFILE, hostfile_text(plan.cluster))
-    write_text(attempt.path / ENVIRONMENT_FILE, environment_text(config, plan.cluster))
-    command = launch_command(config, plan.cluster, attempt.path, working_directory=Path.cwd())
-    write_text(attempt.path / "command.sh", command.shell() + "\n")
-    write_json(attempt.path / "command.json", asdict(command) | {"working_directory": str(command.working_directory)})
-    return command
+    swap_directory = _nvme_directory(config)
+    spec = launch_spec(
+        config,
+        plan.cluster,
+        attempt.path,
+        working_directory=Path.cwd(),
+        master_addr=master_addr,
+        swap_directory=swap_directory,
+    )
+    if spec.backend is LauncherBackend.pdsh:
+        write_text(attempt.path / WORKER_ENVIRONMENT, worker_environment_text(attempt.path, spec.environment, spec.setup))
+    write_text(attempt.path / "command.sh", spec.shell() + "\n")
+    write_json(attempt.path / COMMAND, spec.to_dict())
+    return spec
 
 
-def _dry_run(command: LaunchCommand, attempt: Attempt) -> CommandResult:
-    payload = {"dry_run": True, "attempt": str(attempt.path), "command": command.shell()}
+def _dry_run(spec: LaunchSpec, attempt: Attempt) -> CommandResult:
+    payload = {"dry_run": True, "attempt": str(attempt.path), "command": spec.shell()}
     return CommandResult(exit_code=OK, payload=payload, text=[Text("dry run: nothing was started")])
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
-    result = attempt.result
-    payload = {"attempt": str(attempt.path), "exit_code": outcome.exit_code, "log": str(attempt.log_file), "result": result}
-    if outcome.interrupted:
-        report: list[RenderableType] = [Text(f"interrupted; every process on this host has ended. Log: {attempt.log_file}")]
-        return CommandResult(exit_code=INTERRUPTED, payload={"status": "interrupted", **payload}, text=report)
-    if outcome.exit_code == 0 and result is not None:
-        report = text.result_report(result, attempt.path)
-        return CommandResult(exit_code=OK, payload={"status": "completed", **payload}, text=report, metric=result["metric"])
+    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
+    if outcome.status is Status.interrupted:
+        report: list[RenderableType] = [Text(f"interrupted; every process of the run has ended. Log: {attempt.log_file}")]
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+    if outcome.status is Status.completed:
+        assert outcome.result is not None
+        report = text.result_report(outcome.result, attempt.path)
+        return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
     failures = attempt.failures
-    reason = failures[0]["error"] if failures else meaning(outcome.exit_code)
-    if outcome.exit_code == 0 and not failures:
-        reason = "the launcher ended with exit code 0, but the workers left no result: they were killed from outside"
+    reason = failures[0]["error"] if failures else outcome.reason
     diagnosis = diagnose(end_of_log(attempt.log_file) if attempt.log_file.exists() else [])
     report = text.failure_report(reason, failures[:1], diagnosis, attempt.log_file)
-    payload = {"status": "failed", "reason": reason, **payload, "diagnosis": diagnosis.to_dict()}
+    payload = {**payload, "status": "failed", "reason": reason, "diagnosis": diagnosis.to_dict()}
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -16,7 +16,6 @@ from orchestrator.findings import Finding, has_error
 from orchestrator.launch.host_check import ClusterCheck, check_cluster
 from orchestrator.launch.measured import busy_memory, capacity_remarks, measured_hosts
 from orchestrator.launch.preflight import launcher_findings
-from orchestrator.launch.rendezvous import MeetingPoint
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan
@@ -40,11 +39,6 @@ class Readiness:
         return self.check.is_ready and self.plan.fits
 
     @property
-    def meeting_point(self) -> MeetingPoint | None:
-        """Where the ranks meet."""
-        return self.check.meeting_point
-
-    @property
     def findings(self) -> list[Finding]:
         """What is to be said about the hosts; equal findings of several hosts are one, which names them."""
         alone = len(self.check.hosts) == 1
@@ -58,7 +52,7 @@ class Readiness:
             "verdict": "ready" if self.is_ready else "host not ready",
             "hosts": {check.host.name: report.host_entry(check) for check in self.check.hosts},
             "findings": [finding.to_dict() for finding in [*self.findings, *refused]],
-            "meeting_point": None if self.meeting_point is None else asdict(self.meeting_point),
+            "master_addr": self.check.master_address,
             "memory": None if self.plan.memory is None else self.plan.memory.to_dict(),
             "fixes": [fix.to_dict() for fix in self.fixes],
         }
@@ -79,7 +73,7 @@ def readiness(config: RunConfig, plan: Plan) -> Readiness:
     assert plan.cluster is not None and plan.memory is not None
     missing = launcher_findings(config, plan.cluster)
     if has_error(missing):
-        return Readiness(check=ClusterCheck(hosts=(), meeting_point=None, findings=tuple(missing)), plan=plan, fixes=())
+        return Readiness(check=ClusterCheck(hosts=(), master_address=None, findings=tuple(missing)), plan=plan, fixes=())
     disk = plan.memory.checkpoints
     check = check_cluster(config, plan.cluster.hosts, checkpoint_bytes=disk.checkpoint_bytes if disk.at_once else 0)
     facts = {entry.host.name: entry.facts for entry in check.hosts if entry.facts is not None}

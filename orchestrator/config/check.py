@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.config.options import all_options, fields_of, is_section, split_optional, type_name
 from orchestrator.config.schema import RunConfig
+from orchestrator.config.secret_names import is_secret_name
 from orchestrator.findings import Finding, error
 
 MISSING = "???"
@@ -26,7 +27,6 @@ LARGEST_INTEGER = 2**53
 """Far above any size there is, and exact as a float."""
 LARGEST_NUMBER = 1e30
 """Refuses infinity and, as no comparison with it is true, not-a-number."""
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _ENVIRONMENT = "launcher.environment"
 
 
@@ -127,7 +127,7 @@ def _group_findings(override: Override, loader: ConfigLoader) -> Iterable[Findin
 def secret_findings(environment: Mapping[Any, Any]) -> Iterable[Finding]:
     """Secrets among the workers' variables: they would reach files, command lines and the tracker. Values are never shown."""
     for name in environment:
-        if _SECRET_NAME.search(str(name)):
+        if is_secret_name(str(name)):
             message = f"{name} looks like a secret, and this option is written to files, command lines and the tracker"
             fix = (
                 f"export {name} in the shell you launch from, or keep it in the host's own store (netrc, ~/.cache/huggingface)"

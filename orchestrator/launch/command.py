@@ -1,4 +1,4 @@
-"""The DeepSpeed launcher's command line for one attempt. Workers get one argument, the attempt's directory."""
+"""DeepSpeed's launcher for one attempt: its options on every backend. Workers get one argument, the attempt's directory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pathlib import Path
 from orchestrator.config.enums import Accelerator, LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error
+from orchestrator.launch.environment import sent_variables, worker_environment
 from orchestrator.launch.host_filter import filter_text
-from orchestrator.launch.machine import free_port, is_this_machine, scripts_dir
+from orchestrator.launch.machine import scripts_dir
+from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, pdsh_environment
+from orchestrator.launch.ports import free_port
+from orchestrator.launch.spec import LaunchSpec
+from orchestrator.launch.transport import is_this_machine, python_path
 from orchestrator.planning.cluster_spec import ClusterSpec
 
 HOSTFILE = "hostfile"
-ENVIRONMENT_FILE = "deepspeed_env"
 _DEFAULT_HOSTFILE = Path("/job/hostfile")
-_DEFAULT_PORT = 29500
-_SENT_TO_HOSTS = ("TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_OFFLINE", "WANDB_MODE", "WANDB_BASE_URL", "XDG_CACHE_HOME")
-"""Variables of this process that workers on other hosts need as well. Never keys: the file is passed on by command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +39,50 @@ class LaunchCommand:
         return f"cd {shlex.quote(str(self.working_directory))} && {shlex.join(['env', *assignments, *self.argv])}"
 
 
-def launch_command(config: RunConfig, cluster: ClusterSpec, attempt_path: Path, *, working_directory: Path) -> LaunchCommand:
-    """Build the command that trains in ``attempt_path`` on the hosts of ``cluster``.
+def launch_spec(
+    config: RunConfig,
+    cluster: ClusterSpec,
+    attempt_path: Path,
+    *,
+    working_directory: Path,
+    master_addr: str | None = None,
+    swap_directory: str | None = None,
+) -> LaunchSpec:
+    """Decide how the workers of ``attempt_path`` are started on the hosts of ``cluster``.
 
-    Through pdsh the working directory, which every host must have, is the attempt's, and the workers' environment is what
-    ``environment_file`` has: DeepSpeed passes little else on.
+    ``master_addr`` is an address of the first host that all others reach, where one was found; the configuration's own comes
+    first, and the first host's name last. On several hosts the working directory is the attempt's, which all of them have.
     """
-    over_pdsh = uses_pdsh(config, cluster)
-    environment = _environment(config, cluster)
-    if over_pdsh:
-        environment["DS_ENV_FILE"] = str(attempt_path / ENVIRONMENT_FILE)
-    options = _pdsh_options(config, cluster, attempt_path) if over_pdsh else _local_options(config, cluster, attempt_path)
-    worker = ["--no_local_rank", "--module", "orchestrator.worker.train", str(attempt_path)]
-    return LaunchCommand(
-        argv=(deepspeed_script(), *options, *worker),
+    backend = resolved_backend(config, cluster)
+    is_local = backend is LauncherBackend.local
+    launcher = config.launcher
+    address = launcher.master_addr or master_addr or cluster.hosts[0].name
+    if is_local:
+        options = _local_options(config, cluster, attempt_path)
+    else:
+        options = _several_options(cluster, attempt_path, address, over_pdsh=backend is LauncherBackend.pdsh)
+    environment = worker_environment(config, cluster)
+    if not is_local:
+        environment = {**sent_variables(), **_python_path(), **environment}
+    if backend is LauncherBackend.pdsh:
+        environment |= pdsh_environment(launcher)
+    return LaunchSpec(
+        backend=backend,
+        hosts=tuple(host.name for host in cluster.hosts),
+        launcher=(deepspeed_script(), *options),
+        worker=("--no_local_rank", "--module", "orchestrator.worker.start", str(attempt_path)),
+        master_port=launcher.master_port or (free_port() if is_local else None),
         environment=environment,
-        working_directory=attempt_path if over_pdsh else working_directory,
+        working_directory=str(working_directory if is_local else attempt_path),
+        setup=tuple(launcher.setup),
+        ssh_arguments=tuple(launcher.ssh_arguments),
+        connect_seconds=launcher.connect_seconds,
+        stop_seconds=launcher.stop_seconds,
+        hang_timeout=launcher.hang_timeout,
+        save_on_stop=config.checkpoint.save_on_stop,
+        swap_directory=swap_directory,
+        swap_owner=config.run_dir,
     )
-
-
-def environment_text(config: RunConfig, cluster: ClusterSpec) -> str:
-    """The workers' variables as DeepSpeed reads them for other hosts: ``NAME=VALUE`` lines and nothing else."""
-    sent = {name: os.environ[name] for name in _SENT_TO_HOSTS if name in os.environ}
-    return "".join(f"{name}={value}\n" for name, value in (sent | _environment(config, cluster)).items())
 
 
 def deepspeed_script() -> str:
@@ -79,8 +101,8 @@ def host_findings(config: RunConfig, cluster: ClusterSpec) -> Iterator[Finding]:
         )
     if several and config.launcher.backend is LauncherBackend.local:
         message = f"the local backend starts this host only, and {len(cluster.hosts)} are configured"
-        yield error("launch-backend", "launcher.backend", message, "launcher.backend=pdsh")
-    if config.cluster.accelerator is Accelerator.cuda and not uses_pdsh(config, cluster):
+        yield error("launch-backend", "launcher.backend", message, "launcher=ssh")
+    if config.cluster.accelerator is Accelerator.cuda and resolved_backend(config, cluster) is LauncherBackend.local:
         yield from _visible_findings(max(cluster.hosts[0].device_numbers) + 1)
 
 
@@ -94,18 +116,18 @@ def _visible_findings(slots: int) -> Iterator[Finding]:
         yield error("visible-devices", "CUDA_VISIBLE_DEVICES", message, f"cluster.devices_per_host={len(visible)}, or unset it")
 
 
-def uses_pdsh(config: RunConfig, cluster: ClusterSpec) -> bool:
-    """Whether the hosts are reached through pdsh: several, or one that is not this machine."""
-    if config.launcher.backend is LauncherBackend.auto:
-        return len(cluster.hosts) > 1 or not is_this_machine(cluster.hosts[0].name)
-    return config.launcher.backend is LauncherBackend.pdsh
+def resolved_backend(config: RunConfig, cluster: ClusterSpec) -> LauncherBackend:
+    """The backend that is meant: local for this machine alone, ssh for several hosts, or one that is another machine."""
+    if config.launcher.backend is not LauncherBackend.auto:
+        return config.launcher.backend
+    alone = len(cluster.hosts) == 1 and is_this_machine(cluster.hosts[0].name)
+    return LauncherBackend.local if alone else LauncherBackend.ssh
 
 
 def _local_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) -> list[str]:
-    port = config.launcher.master_port or free_port()
     slots = cluster.hosts[0].slots
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    options = [f"--master_port={port}"]
+    options: list[str] = []
     if _DEFAULT_HOSTFILE.exists():
         # DeepSpeed reads this file unasked, and would leave this host for those it names
         options.append(f"--hostfile={attempt_path / 'no-hostfile'}")
@@ -119,27 +141,23 @@ def _local_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) 
     return [*options, f"--num_gpus={slots}"]
 
 
-def _pdsh_options(config: RunConfig, cluster: ClusterSpec, attempt_path: Path) -> list[str]:
+def _several_options(cluster: ClusterSpec, attempt_path: Path, master_addr: str, *, over_pdsh: bool) -> list[str]:
     include = filter_text(cluster.hosts)
+    # DeepSpeed's own check of the first host calls ssh without the user's arguments
+    pdsh = ["--launcher=pdsh", "--force_multi", "--no_ssh_check", f"--venv_script={attempt_path / WORKER_ENVIRONMENT}"]
     return [
         f"--hostfile={attempt_path / HOSTFILE}",
         *([f"--include={include}"] if include else []),
-        "--launcher=pdsh",
-        "--force_multi",
-        f"--master_addr={config.launcher.master_addr or cluster.hosts[0].name}",
-        f"--master_port={config.launcher.master_port or _DEFAULT_PORT}",
+        *(pdsh if over_pdsh else ["--no_ssh"]),
+        f"--master_addr={master_addr}",
     ]
+
+
+def _python_path() -> dict[str, str]:
+    path = python_path()
+    return {"PYTHONPATH": path} if path else {}
 
 
 def hostfile_text(cluster: ClusterSpec) -> str:
     """The cluster as a DeepSpeed hostfile. Slots count from device 0, those that a filter leaves out included."""
     return "".join(f"{host.name} slots={max(host.device_numbers) + 1}\n" for host in cluster.hosts)
-
-
-def _environment(config: RunConfig, cluster: ClusterSpec) -> dict[str, str]:
-    # torch's extension builder looks for ninja on PATH, and an environment that is not activated has it elsewhere
-    environment = {"PATH": f"{scripts_dir()}:{os.environ.get('PATH', os.defpath)}"}
-    if config.cluster.accelerator is Accelerator.cpu:
-        threads = max(1, len(os.sched_getaffinity(0)) // max(host.slots for host in cluster.hosts))
-        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    return environment | config.launcher.environment

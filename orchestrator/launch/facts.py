@@ -126,7 +126,6 @@ class HostFacts:
     tools: Mapping[str, str | None] | None = None
     port_is_free: bool | None = None
     """Whether the rendezvous port that was asked for is free; ``None`` if none was."""
-    free_port: int | None = None
     clock_skew: tuple[float, float] | None = None
     """The clock of the host is ahead of ours by at least and at most so many seconds."""
     unknown: Mapping[str, str] = field(default_factory=dict)
@@ -144,7 +143,7 @@ def facts_from_probe(found: Mapping[str, Any], *, asked: float, received: float)
     Raises:
         KeyError, TypeError: the answer is none of our probe's.
     """
-    accelerators, ports, clock = found.get("accelerators"), found.get("ports") or {}, found.get("clock")
+    accelerators, clock = found.get("accelerators"), found.get("clock")
     return HostFacts(
         hostname=found.get("hostname"),
         addresses=tuple((entry["address"], entry["prefix"]) for entry in found.get("addresses") or ()),
@@ -163,8 +162,7 @@ def facts_from_probe(found: Mapping[str, Any], *, asked: float, received: float)
         shared=found.get("shared"),
         operators=Operators(**found["operators"]) if found.get("operators") else None,
         tools=found.get("tools"),
-        port_is_free=ports.get("asked_is_free"),
-        free_port=ports.get("found"),
+        port_is_free=found.get("port_is_free"),
         # the host looked at its clock between our two looks at ours
         clock_skew=None if clock is None else (clock["ended"] - received, clock["started"] - asked),
         unknown=found.get("unknown") or {},

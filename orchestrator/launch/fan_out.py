@@ -34,12 +34,15 @@ from typing import Any, TypeVar
 
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding
-from orchestrator.launch.machine import is_this_machine
 from orchestrator.launch.probe import MARK
 from orchestrator.launch.remote import ssh_argv
-from orchestrator.launch.unreachable import SETUP_FAILED, failure, no_answer
+from orchestrator.launch.setup_lines import after_setup
+from orchestrator.launch.transport import is_this_machine
+from orchestrator.launch.unreachable import failure, no_answer
 
 INJECTED_FACTS = "ORCHESTRATOR_PROBE_FACTS"
+_ASIDE = "exec 3<&0 4>&1 </dev/null >&2"
+_BACK = "exec <&3 >&4 3<&- 4>&-"
 T = TypeVar("T")
 
 
@@ -159,23 +162,11 @@ async def _started(host: str, config: RunConfig) -> AsyncIterator[asyncio.subpro
 
 
 def _argv(host: str, config: RunConfig) -> list[str]:
-    python = [sys.executable, "-I", "-"]
+    command = [sys.executable, "-I", "-"]
     if config.launcher.setup:
-        python = ["bash", "-c", _after_setup(config.launcher.setup), "bash", *python]
-    return python if is_this_machine(host) else ssh_argv(host, python, config.launcher)
-
-
-def _after_setup(lines: Sequence[str]) -> str:
-    """A shell program that runs the user's lines, as before the workers, and then its arguments; the lines get no input."""
-    return "\n".join(
-        (
-            "exec 3<&0 4>&1 </dev/null >&2",
-            f"trap 'exit {SETUP_FAILED}' ERR",
-            *lines,
-            "trap - ERR",
-            'exec "$@" <&3 >&4 3<&- 4>&-',
-        )
-    )
+        # the user's lines run as before the workers, but neither read the script nor write among the answers
+        command = after_setup([_ASIDE, *config.launcher.setup, _BACK], command)
+    return command if is_this_machine(host) else ssh_argv(host, command, config.launcher)
 
 
 def _answer_in(printed: str) -> Mapping[str, Any] | None:

@@ -20,7 +20,8 @@ from orchestrator.launch.facts import FLASH_ATTENTION, OPERATORS, PACKAGES, TOOL
 from orchestrator.launch.fan_out import Answer, ask_all, run, script
 from orchestrator.launch.joined import JoinedFinding, joined
 from orchestrator.launch.preflight import NVME_PATH, machine_findings, port_findings, run_findings
-from orchestrator.launch.rendezvous import MeetingPoint, meeting_point
+from orchestrator.launch.rendezvous import master_address
+from orchestrator.launch.transport import python_path
 from orchestrator.planning.cluster_spec import Host
 
 
@@ -41,10 +42,11 @@ class HostCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCheck:
-    """All hosts, in the order of their ranks; where they meet is ``None`` when that was not tried, or did not work."""
+    """All hosts, in the order of their ranks."""
 
     hosts: tuple[HostCheck, ...]
-    meeting_point: MeetingPoint | None
+    master_address: str | None
+    """An address of the first host that all others reach; ``None`` for a host alone, or where none was found."""
     findings: tuple[Finding, ...] = ()
     """What speaks of no single host."""
 
@@ -97,12 +99,12 @@ async def _check_cluster(config: RunConfig, hosts: Sequence[Host], checkpoint_by
     first = hosts[0].name
     if first in facts:
         further[first] += port_findings(facts[first], config)
-    point = None
+    address = None
     if len(facts) == len(hosts) and not has_error(further[first]):
-        point, unreached = await meeting_point(config, facts)
-        for name, findings in unreached.items():
-            further[name] += findings
-    return ClusterCheck(hosts=tuple(checks.values()), meeting_point=point).with_findings(further)
+        address, unreached = await master_address(config, facts)
+        for name, finding in unreached.items():
+            further[name].append(finding)
+    return ClusterCheck(hosts=tuple(checks.values()), master_address=address).with_findings(further)
 
 
 def _machine_check(host: Host, answer: Answer, config: RunConfig, *, world_size: int) -> HostCheck:
@@ -135,7 +137,7 @@ def _request(config: RunConfig, *, token: Mapping[str, str] | None) -> dict[str,
     }
     return {
         "seconds": config.preflight.timeout,
-        "search": [str(Path(place).absolute()) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place],
+        "search": python_path().split(os.pathsep) if python_path() else [],
         "packages": [*PACKAGES, FLASH_ATTENTION],
         "folders": {option: path for option, path in folders.items() if path},
         "files": {option: path for option, path in files.items() if path},

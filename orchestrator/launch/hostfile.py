@@ -94,10 +94,6 @@ class LocalNames:
             return _LOOPBACK
         return _canonical(address)
 
-    def is_own(self, name: str) -> bool:
-        """Whether ``name`` means this machine."""
-        return self.identify(name) == _LOOPBACK
-
 
 def local_names() -> LocalNames:
     """Read them. No name server is asked."""

@@ -15,7 +15,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.operators import needed_operators
 from orchestrator.findings import Finding, error, info, warning
 from orchestrator.launch.facts import FLASH_ATTENTION, PACKAGES, Device, Folder, HostFacts
-from orchestrator.launch.machine import is_this_machine
+from orchestrator.launch.transport import is_this_machine
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.units import GIB, format_bytes
 

@@ -7,7 +7,6 @@ is reported under ``unknown`` with the reason, and the others are there all the 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -15,7 +14,6 @@ import mmap
 import os
 import platform
 import pwd
-import random
 import resource
 import shutil
 import signal
@@ -427,27 +425,14 @@ def tools(request: dict[str, Any]) -> dict[str, str | None]:
     return {name: find(name) for name in request["tools"]}
 
 
-def ports(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether the port that was asked for is free here, and one that is."""
-    asked = request["port"]
-    return {"asked_is_free": None if asked is None else port_is_free(asked), "found": free_port()}
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on. It lies outside those that outgoing connections are given, and is drawn at random."""
-    first_given = 32768
-    with contextlib.suppress(OSError):
-        first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    candidates = range(10_000, first_given) if first_given > 12_000 else range(10_000, 60_000)
-    return next(port for port in random.sample(candidates, 1_000) if port_is_free(port))
-
-
-def port_is_free(port: int) -> bool:
-    """Whether this host can listen on ``port``."""
+def port_is_free(request: dict[str, Any]) -> bool | None:
+    """Whether this host can listen on the rendezvous port; ``None`` if none was asked for."""
+    if request["port"] is None:
+        return None
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind(("", request["port"]))
         except OSError:
             return False
     return True
@@ -471,5 +456,5 @@ FACTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "shared": shared,
     "operators": operators,
     "tools": tools,
-    "ports": ports,
+    "port_is_free": port_is_free,
 }

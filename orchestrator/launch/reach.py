@@ -34,7 +34,7 @@ def answer(value: dict[str, Any]) -> None:
 
 
 def listen(request: dict[str, Any]) -> None:
-    """Hold the port and give each caller the token, until the time is up or nobody reads our output any more."""
+    """Hold the port (0 = any) and give each caller the token, until the time is up or nobody reads our output any more."""
     deadline = time.monotonic() + float(request["seconds"])
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,12 +42,12 @@ def listen(request: dict[str, Any]) -> None:
             server.bind(("", request["port"]))
             server.listen(512)
         except OSError as problem:
-            answer({"listening": False, "reason": problem.strerror})
+            answer({"port": None, "reason": problem.strerror})
             return
         server.settimeout(0.5)
         while time.monotonic() < deadline:
             # said again and again: once our caller has gone this fails, and the port is free
-            answer({"listening": True})
+            answer({"port": server.getsockname()[1]})
             try:
                 connection, _ = server.accept()
             except OSError:

@@ -18,6 +18,12 @@ def ssh_argv(host: str, command: Sequence[str], launcher: LauncherConfig) -> lis
 
     No secret may be among the words: process lists show them on both hosts.
     """
+    # ssh takes the first value it meets, so a user's own arguments come first and win
+    return ["ssh", "-T", "-x", *launcher.ssh_arguments, *ssh_options(launcher), host, shlex.join(command)]
+
+
+def ssh_options(launcher: LauncherConfig) -> list[str]:
+    """The options that keep ssh from asking and from waiting without end."""
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": str(max(1, round(launcher.connect_seconds))),
@@ -25,6 +31,4 @@ def ssh_argv(host: str, command: Sequence[str], launcher: LauncherConfig) -> lis
         "ServerAliveCountMax": str(_ALIVE_COUNT),
         "LogLevel": "ERROR",
     }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    # ssh takes the first value it meets, so a user's own arguments come first and win
-    return ["ssh", "-T", "-x", *launcher.ssh_arguments, *words, host, shlex.join(command)]
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -1,11 +1,10 @@
-"""Where the ranks meet: an address of the first host that all others reach, and a port of it that is free."""
+"""Where the ranks meet: an address of the first host that all others reach."""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_interface
 from typing import Any
 
@@ -19,46 +18,37 @@ _CALL_SECONDS = 5.0
 _RULE = "master-address"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingPoint:
-    """``MASTER_ADDR`` and ``MASTER_PORT`` of a run; an address is ``None`` where one host is alone."""
+async def master_address(config: RunConfig, facts: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, Finding]]:
+    """Try it out: the first of the hosts listens for a moment, the others call its addresses.
 
-    address: str | None
-    port: int
-
-
-async def meeting_point(
-    config: RunConfig, facts: Mapping[str, HostFacts]
-) -> tuple[MeetingPoint | None, dict[str, list[Finding]]]:
-    """Try it out: the first of the hosts listens for a moment on its port, the others call its addresses.
-
-    ``facts`` are those of all hosts, in their order. Without a meeting point there are findings, by host.
+    ``facts`` are those of all hosts, in their order. Gives the address that all reach, or a finding for each host that does
+    not; for a host alone neither. Without ``launcher.master_port`` any port is tried: a run takes one that is free when it
+    starts.
     """
     first, *others = facts
-    port = config.launcher.master_port or facts[first].free_port
-    if port is None:
-        fix = "name a port that is free there: launcher.master_port=29500"
-        return None, {first: [error("master-port", "launcher.master_port", "no free port was found on this host", fix)]}
     if not others:
-        return MeetingPoint(address=None, port=port), {}
+        return None, {}
     named = config.launcher.master_addr
     addresses = [named] if named else candidates(facts)
-    request: dict[str, Any] = {"port": port, "token": secrets.token_hex(8), "seconds": config.preflight.timeout}
-    listener = script(reach, {**request, "task": "listen"})
-    callers = script(reach, {**request, "task": "connect", "addresses": addresses, "connect_seconds": _CALL_SECONDS})
+    if not addresses:
+        fix = "name an address that all hosts reach: launcher.master_addr=ADDRESS"
+        return None, {
+            first: error(_RULE, "launcher.master_addr", "this host has no address that the others do not have too", fix)
+        }
+    request: dict[str, Any] = {"token": secrets.token_hex(8), "seconds": config.preflight.timeout}
+    listener = script(reach, {**request, "task": "listen", "port": config.launcher.master_port or 0})
     async with held_open(first, listener, config) as opened:
-        if opened.value is None or not opened.value["listening"]:
-            reason = opened.failure or _taken(port, str((opened.value or {}).get("reason")))
-            return None, {first: [reason]}
-        answers = await ask_all(others, callers, config)
-    failures = {host: [answer.failure] for host, answer in answers.items() if answer.failure is not None}
-    if failures:
-        return None, failures
+        port = None if opened.value is None else opened.value["port"]
+        if opened.value is None or port is None:
+            return None, {first: opened.failure or _taken(config, str((opened.value or {})["reason"]))}
+        request |= {"task": "connect", "addresses": addresses, "port": port, "connect_seconds": _CALL_SECONDS}
+        answers = await ask_all(others, script(reach, request), config)
+    failures = {host: answer.failure for host, answer in answers.items() if answer.failure is not None}
     said = {host: answer.value for host, answer in answers.items() if answer.value is not None}
     reached = [address for address in addresses if all(calls[address] is None for calls in said.values())]
-    if reached:
-        return MeetingPoint(address=reached[0], port=port), {}
-    return None, {host: [finding] for host, finding in _unreached(first, port, addresses, said).items()}
+    if reached and not failures:
+        return reached[0], {}
+    return None, {**failures, **({} if reached else _unreached(first, port, addresses, said))}
 
 
 def candidates(facts: Mapping[str, HostFacts]) -> list[str]:
@@ -78,18 +68,16 @@ def candidates(facts: Mapping[str, HostFacts]) -> list[str]:
     return [address for address, _ in sorted(usable, key=lambda entry: not shared(entry))]
 
 
-def _taken(port: int, reason: str) -> Finding:
+def _taken(config: RunConfig, reason: str) -> Finding:
+    message = f"port {config.launcher.master_port or 'any'} of this host cannot be listened on: {reason}"
     fix = "stop the other job, choose another port, or leave it null for a free one"
-    return error("master-port", "launcher.master_port", f"port {port} of this host cannot be listened on: {reason}", fix)
+    return error("master-port", "launcher.master_port", message, fix)
 
 
 def _unreached(
     first: str, port: int, addresses: Sequence[str], said: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, Finding]:
     """A finding for each host that does not reach the address which most do."""
-    if not addresses:
-        fix = "name an address that all hosts reach: launcher.master_addr=ADDRESS"
-        return {first: error(_RULE, "launcher.master_addr", "this host has no address that the others do not have too", fix)}
     success = Counter(address for calls in said.values() for address, problem in calls.items() if problem is None)
     best = max(addresses, key=lambda address: success[address])
     fix = f"open the firewall between the hosts (port {port}, and those of NCCL or gloo), or name another: launcher.master_addr"

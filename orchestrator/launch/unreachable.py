@@ -7,10 +7,9 @@ import sys
 
 from orchestrator.findings import Finding, error
 from orchestrator.launch.remote import UNREACHABLE
+from orchestrator.launch.setup_lines import FAILED as SETUP_FAILED
 
 RULE = "host-unreachable"
-SETUP_FAILED = 97
-"""Exit code of a probe before which a line of ``launcher.setup`` failed."""
 _NO_SUCH_PROGRAM = (126, 127)
 _HOSTFILE, _SSH = "cluster.hostfile", "launcher.ssh_arguments"
 
@@ -64,14 +63,15 @@ _SAYINGS: tuple[tuple[str, str, str, str], ...] = (
 def failure(host: str, *, exit_code: int, said: str) -> Finding:
     """The finding for a host whose probe ended with ``exit_code`` and printed ``said``, and no answer."""
     last = _last_line(said)
+    if SETUP_FAILED in said:
+        reason = _last_line(said.partition(SETUP_FAILED)[0])
+        fix = "correct the line, or install what it names on every host"
+        return error("host-setup", "launcher.setup", f"{last} ({reason})", fix)
     if exit_code == UNREACHABLE:
         for pattern, field, meaning, fix in _SAYINGS:
             if re.search(pattern, said, re.IGNORECASE):
                 return error(RULE, field, f"{meaning} (ssh: {last})", fix.format(host=host))
         return error(RULE, _SSH, f"ssh failed: {last}", f"try by hand: ssh {host} true")
-    if exit_code == SETUP_FAILED:
-        fix = "correct the line, or install what it names on every host"
-        return error("host-setup", "launcher.setup", f"a line of launcher.setup failed: {last}", fix)
     if exit_code in _NO_SUCH_PROGRAM:
         fix = "install the same environment at the same path on every host, or share it over the network"
         return error("host-python", "launcher", f"there is no Python at {sys.executable} ({last})", fix)

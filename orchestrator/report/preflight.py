@@ -46,8 +46,7 @@ def verdict(check: ClusterCheck, *, fits: bool) -> Text:
     if not unready and not fits:
         return Text(f"{_count(len(check.hosts))} looked at: the run does not fit on them as they are", style="bold red")
     if not unready:
-        point = check.meeting_point
-        met = f"; the ranks meet at {point.address}:{point.port}" if point is not None and point.address is not None else ""
+        met = f"; the ranks meet at {check.master_address}" if check.master_address is not None else ""
         return Text(f"{_count(len(check.hosts))} ready{met}", style="bold green")
     ready = len(check.hosts) - len(unready)
     return Text(f"{_count(len(unready))} not ready: {_shortened(unready)}; {ready} ready", style="bold red")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from torch import Tensor
 from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader
 
 
-def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int) -> float | None:
+def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None]) -> float | None:
     """Mean cross entropy over the counting tokens of at most ``max_sequences`` held-out sequences, in nats.
 
     Every rank runs the same number of forward passes, which ZeRO-3 and a pipeline need. None if there is no token to measure.
+    ``advanced`` is called for each batch that this rank reads.
     """
     batches = list(reader.held_out(max_sequences))
     if not batches:
@@ -27,23 +28,22 @@ def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int) -> fl
     measure = _pipeline_sum if isinstance(engine, PipelineEngine) else _sum
     count = torch.tensor(sum(int((batch.labels != IGNORED).sum()) for batch in batches), device=engine.device)
     torch.distributed.all_reduce(count, group=engine.data_parallel_group)
-    total = measure(engine, batches)
+    total = measure(engine, batches, advanced)
     return float(total) / int(count) if count else None
 
 
-def _sum(engine: Any, batches: Sequence[Batch]) -> Tensor:
+def _sum(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     engine.eval()
     with torch.no_grad():
-        for batch in batches:
-            input_ids, labels = _tensors(engine, batch)
+        for input_ids, labels in _tensors(engine, batches, advanced):
             total += engine.module.loss_fn(engine(input_ids), labels)
     engine.train()
     torch.distributed.all_reduce(total, group=engine.data_parallel_group)
     return total
 
 
-def _pipeline_sum(engine: Any, batches: Sequence[Batch]) -> Tensor:
+def _pipeline_sum(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) -> Tensor:
     """A folded pipeline runs as many micro-batches as a training step has; labels that do not count fill the last ones up."""
     at_once = engine.micro_batches if isinstance(engine, DualPipeVEngine) else len(batches)
     empty = Batch(input_ids=batches[0].input_ids, labels=np.full_like(batches[0].labels, IGNORED))
@@ -51,11 +51,13 @@ def _pipeline_sum(engine: Any, batches: Sequence[Batch]) -> Tensor:
     for first in range(0, len(batches), at_once):
         some = list(batches[first : first + at_once])
         some += [empty] * (at_once - len(some))
-        mean = engine.eval_batch((_tensors(engine, batch) for batch in some), num_micro_batches=at_once)
+        mean = engine.eval_batch(_tensors(engine, some, advanced), num_micro_batches=at_once)
         total += mean.sum() * (at_once * engine.dp_world_size)
     engine.train()
     return total
 
 
-def _tensors(engine: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(batch.input_ids).to(engine.device), torch.from_numpy(batch.labels).to(engine.device)
+def _tensors(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in batches:
+        advanced()
+        yield torch.from_numpy(batch.input_ids).to(engine.device), torch.from_numpy(batch.labels).to(engine.device)

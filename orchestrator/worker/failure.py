@@ -6,13 +6,15 @@ import os
 import socket
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestrator.run_dir import write_json
 
 
-def write_failure(attempt_dir: Path, problem: BaseException) -> None:
-    """Write ``failure_rank_{RANK}.json`` of this process."""
+def write_failure(attempt_dir: Path, problem: BaseException, *, memory: Mapping[str, Any] | None = None) -> None:
+    """Write ``failure_rank_{RANK}.json`` of this process; ``memory`` is what it had when there was not enough."""
     rank = int(os.environ.get("RANK", "0"))
     first_line = (str(problem).strip().splitlines() or [""])[0]
     write_json(
@@ -23,5 +25,6 @@ def write_failure(attempt_dir: Path, problem: BaseException) -> None:
             "error": f"{type(problem).__name__}: {first_line}".removesuffix(": "),
             "traceback": "".join(traceback.format_exception(problem)),
             "time": time.time(),
+            "memory": memory,
         },
     )

@@ -6,12 +6,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
 
+from orchestrator.checkpoints.catalogue import tag_of
 from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.presence import Phase
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_seconds
 from orchestrator.worker.attempt import WorkerAttempt
@@ -20,13 +23,14 @@ from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.evaluate import held_out_loss
 from orchestrator.worker.memory import memory_peak
 from orchestrator.worker.metrics import StepOutcome, Throughput, diverged, evaluate_entry, perplexity, step_line, train_entry
-from orchestrator.worker.progress import say
+from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.step import training_step
+from orchestrator.worker.stop import StopAgreement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything a training works with. ``tracker`` is there on rank 0 only."""
+    """Everything a training works with. ``tracker`` is there on rank 0 only, ``stop`` if a run that is stopped saves."""
 
     attempt: WorkerAttempt
     spec: ModelSpec
@@ -35,11 +39,13 @@ class Training:
     data_identity: Mapping[str, Any]
     throughput: Throughput
     tracker: Tracker | None
+    progress: ProgressSigns
+    stop: StopAgreement | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """How a training ended. Losses are None if there was nothing to train on or to measure.
+    """How a training ended. Losses are None if there was nothing to train on or to measure; who is stopped measures nothing.
 
     ``trained_steps`` and ``step_seconds`` are those of this attempt; evaluations and checkpoints are not in the time.
     """
@@ -50,25 +56,32 @@ class TrainingOutcome:
     trained_steps: int
     step_seconds: float
     checkpoint: Path | None
+    """The newest of this attempt; None if it wrote none."""
+    stopped: bool
+    """Whether it was asked to stop before its last step."""
 
 
 def train(training: Training, position: Position) -> TrainingOutcome:
-    """Train from ``position`` to the last step; every rank calls it."""
+    """Train from ``position`` to the last step, or to the one in hand when the run is asked to stop; every rank calls it."""
     config = training.attempt.config
     batch_size = training.attempt.layout.train_batch_size
-    first_step, total_seconds, final_loss = position.step, 0.0, None
+    first_step, last_seconds, total_seconds, final_loss = position.step, 0.0, 0.0, None
     seconds_since_log: list[float] = []
     checkpoint: Path | None = None
-    while position.step < config.training.max_steps:
+    stopped = False
+    training.progress.enter(Phase.train, step=position.step)
+    while position.step < config.training.max_steps and not (stopped := _is_stopped(training, last_seconds)):
         started = time.monotonic()
         outcome = training_step(
             training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
         )
         # The device works behind our back; a step has taken the time until it is done.
         get_accelerator().synchronize()
-        seconds_since_log.append(time.monotonic() - started)
-        total_seconds += seconds_since_log[-1]
+        last_seconds = time.monotonic() - started
+        seconds_since_log.append(last_seconds)
+        total_seconds += last_seconds
         position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
+        training.progress.enter(Phase.train, step=position.step)
         is_last = position.step == config.training.max_steps
         final_loss = final_loss if outcome.skipped else outcome.loss
         if is_last or position.step % config.training.log_every == 0:
@@ -78,14 +91,21 @@ def train(training: Training, position: Position) -> TrainingOutcome:
             _evaluate(training, position)
         if _is_due(position.step, config.checkpoint.save_every) or (is_last and config.checkpoint.save_at_end):
             checkpoint = _save(training, position)
+    if stopped and position.step > first_step and (checkpoint is None or checkpoint.name != tag_of(position.step)):
+        checkpoint = _save(training, position)
     return TrainingOutcome(
         position=position,
         final_loss=final_loss,
-        held_out_loss=_evaluate(training, position),
+        held_out_loss=None if stopped else _evaluate(training, position),
         trained_steps=position.step - first_step,
         step_seconds=total_seconds,
         checkpoint=checkpoint,
+        stopped=stopped,
     )
+
+
+def _is_stopped(training: Training, step_seconds: float) -> bool:
+    return training.stop is not None and training.stop.is_reached(step_seconds)
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -113,7 +133,8 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
 def _evaluate(training: Training, position: Position) -> float | None:
     started = time.monotonic()
     max_sequences = training.attempt.config.training.evaluate_sequences
-    loss = held_out_loss(training.engine, training.reader, max_sequences=max_sequences)
+    advanced = partial(training.progress.enter, Phase.evaluate)
+    loss = held_out_loss(training.engine, training.reader, max_sequences=max_sequences, advanced=advanced)
     if loss is not None and not math.isfinite(loss):
         raise diverged("held-out loss", loss, step=position.step)
     if loss is not None and training.tracker is not None:
@@ -125,6 +146,8 @@ def _evaluate(training: Training, position: Position) -> float | None:
 
 def _save(training: Training, position: Position) -> Path:
     started = time.monotonic()
+    training.progress.enter(Phase.save)
     path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
+    training.progress.enter(Phase.train)
     say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
     return path

@@ -31,7 +31,7 @@ class MemoryPeak:
 def memory_peak() -> MemoryPeak:
     """The peaks of this process."""
     if get_accelerator().device_name() == "cpu":
-        peak = _peak_resident_bytes()
+        peak = peak_resident_bytes()
         return MemoryPeak(allocated_bytes=peak, peak_bytes=peak)
     return MemoryPeak(
         allocated_bytes=get_accelerator().max_memory_allocated(),
@@ -60,7 +60,8 @@ def _predicted_bytes(plan: Mapping[str, Any], rank: int) -> int | None:
     return None
 
 
-def _peak_resident_bytes() -> int:
+def peak_resident_bytes() -> int:
+    """The largest resident set of this process so far."""
     status = Path("/proc/self/status")
     if status.exists():
         # getrusage would report the parent's peak of before exec: the launcher's, not ours.

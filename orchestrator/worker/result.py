@@ -11,11 +11,14 @@ from orchestrator.worker.memory import memory_report
 
 
 def attempt_result(training: Training, data: PreparedData, outcome: TrainingOutcome) -> dict[str, Any]:
-    """The content of ``result.json`` that the training knows; every rank calls it."""
+    """The content of ``result.json`` that the training knows; every rank calls it.
+
+    ``status`` is ``stopped`` when the run was asked to stop before its last step, and saved if it had taken one.
+    """
     tokens = outcome.trained_steps * training.throughput.tokens_per_step
     held_out = outcome.held_out_loss
     return {
-        "status": "completed",
+        "status": "stopped" if outcome.stopped else "completed",
         "attempt": training.attempt.number,
         "steps": outcome.position.step,
         "final_loss": outcome.final_loss,

@@ -1,25 +1,20 @@
-"""The worker, one process a device: ``python -m orchestrator.worker.train ATTEMPT_DIR``.
+"""One rank's training from its start to its end: data, process group, engine, steps, result.
 
-Reads nothing but the attempt directory and its place among the ranks (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``,
-``MASTER_ADDR``, ``MASTER_PORT``), which the launcher puts into the environment.
+Whoever calls ``run`` has put the rank's place among the others into the environment, as the launcher does.
 """
 
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from threading import Event
+from typing import Any
 
 import torch.distributed
 
-from orchestrator.errors import ConfigurationError
 from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.presence import Phase
 from orchestrator.run_dir import METRICS, RESULT, write_json
 from orchestrator.tracking.jsonl import JsonlTracker
 from orchestrator.tracking.tracker import CompositeTracker, RunDescription, Tracker
@@ -33,56 +28,37 @@ from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
 from orchestrator.worker.metrics import throughput_of
 from orchestrator.worker.nvme import nvme_directory
-from orchestrator.worker.progress import say
+from orchestrator.worker.out_of_memory import MemoryWitness
+from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.result import attempt_result, summary
+from orchestrator.worker.stop import StopAgreement
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run this process's part of the attempt named on the command line.
-
-    Exits with 0 when it is done, 1 when it failed and 2 when no attempt is named.
-    """
-    words = sys.argv[1:] if arguments is None else arguments
-    if len(words) != 1:
-        print("usage: python -m orchestrator.worker.train ATTEMPT_DIR", file=sys.stderr)
-        sys.exit(2)
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        # Python's own handlers wait for the next bytecode, and a rank inside a collective may never reach one.
-        signal.signal(stop, signal.SIG_DFL)
-    code = 0
-    try:
-        run(Path(words[0]))
-    except ConfigurationError as refusal:
-        for finding in refusal.findings:
-            print(f"{finding.severity}: {finding.field}: {finding.message}; {finding.fix}", file=sys.stderr)
-        code = 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The destructors of a failed rank wait for peers that are gone, and those of a good one have been seen to abort.
-    os._exit(code)
-
-
-def run(attempt_dir: Path) -> None:
+def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
     """Run this process's part of an attempt; rank 0 leaves ``result.json``.
+
+    ``stop`` is set from outside when the run is to save and stop after the step in hand.
 
     Raises:
         Exception: whatever failed, after it was written to ``failure_rank_{RANK}.json``.
     """
     tracker: Tracker | None = None
+    witness = MemoryWitness()
     try:
         started = time.monotonic()
+        progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
         wandb = WandbTracker(attempt.config.tracking, run_id=attempt.wandb_id, say=say)
         tracker = CompositeTracker([JsonlTracker(attempt.path / METRICS), wandb]) if attempt.is_first else None
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
-        data = prepare_data(attempt.config, model_vocab_size=spec.vocab_size)
+        progress.enter(Phase.data)
+        data = prepare_data(attempt.config, model_vocab_size=spec.vocab_size, advanced=progress.data)
+        progress.enter(Phase.build)
         start_distributed(attempt)
         with nvme_directory(attempt):
-            result = _train(attempt, spec, data, tracker)
+            result = _train(attempt, spec, data, tracker, progress, witness, stop or Event())
+        progress.enter(Phase.end)
         # The engine is gone with its frame; what cycles keep alive has to go before the process group does.
         gc.collect()
         torch.distributed.destroy_process_group()
@@ -93,21 +69,30 @@ def run(attempt_dir: Path) -> None:
             tracker.finish(failed=False)
             write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": wandb.record})
     except BaseException as problem:
-        write_failure(attempt_dir, problem)
+        write_failure(attempt_dir, problem, memory=witness.at_failure(problem))
         if tracker is not None:
             tracker.finish(failed=True)
         raise
 
 
-def _train(attempt: WorkerAttempt, spec: ModelSpec, data: PreparedData, tracker: Tracker | None) -> dict[str, Any]:
+def _train(
+    attempt: WorkerAttempt,
+    spec: ModelSpec,
+    data: PreparedData,
+    tracker: Tracker | None,
+    progress: ProgressSigns,
+    witness: MemoryWitness,
+    stop: Event,
+) -> dict[str, Any]:
     """Build, train and take down the engine; returns what ``result.json`` says of the training."""
     _require_equal_data(data)
     reader = batch_reader(attempt.config, data.token_file, layout=attempt.layout, rank=attempt.rank)
-    engine = build_engine(attempt, spec)
+    witness.engine = engine = build_engine(attempt, spec)
     _say_model(attempt, spec)
     identity = data_identity(attempt.config, data.token_file)
     position = Position()
     if attempt.resume_tag is not None:
+        progress.enter(Phase.resume)
         position = load_checkpoint(engine, attempt, spec, identity)
         say(f"resumed from {attempt.resume_tag}: step {position.step}, {position.consumed_samples} sequences read")
     if tracker is not None:
@@ -120,9 +105,12 @@ def _train(attempt: WorkerAttempt, spec: ModelSpec, data: PreparedData, tracker:
         data_identity=identity,
         throughput=throughput_of(attempt.config, spec, attempt.layout),
         tracker=tracker,
+        progress=progress,
+        stop=StopAgreement(stop, engine.device) if attempt.config.checkpoint.save_on_stop else None,
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()
+    witness.engine = None
     engine.destroy()
     return result
 
@@ -155,7 +143,3 @@ def _say_model(attempt: WorkerAttempt, spec: ModelSpec) -> None:
         f"batch {layout.train_batch_size} = {layout.train_micro_batch_size_per_gpu} micro x "
         f"{layout.gradient_accumulation_steps} accumulation x {layout.data_parallel_size} data parallel"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -35,6 +35,7 @@ PRELOADED = [
     "transformers.models.gemma2.modeling_gemma2",
     "transformers.models.phi3.modeling_phi3",
     "deepspeed.runtime.pipe.dualpipev",
+    "orchestrator.worker.start",
     "orchestrator.worker.train",
     "tests.distributed.cpu_info",
 ]

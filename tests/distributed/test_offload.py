@@ -104,7 +104,7 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path, owner)
     if owner is not None:
         (directory / "owner.json").write_text(json.dumps(owner) if isinstance(owner, dict) else owner)
     before = contents(tmp_path / "disk")
-    ranks = start_ranks("orchestrator.worker.train:main", [str(attempt.path)], world_size=2, directory=attempt.path / "ranks")
+    ranks = start_ranks("orchestrator.worker.start:main", [str(attempt.path)], world_size=2, directory=attempt.path / "ranks")
     for process in ranks.processes:
         process.join(120)
     assert [process.exitcode for process in ranks.processes] == [1, 1]

@@ -102,7 +102,25 @@ def test_a_training_that_diverges_fails_with_the_step(tmp_path):
     with pytest.raises(RankFailedError):
         run_ranks(WORKER, attempt.path, world_size=1, directory=attempt.path / "ranks")
     assert "diverged" in failure(attempt, 0)["error"]
+    assert failure(attempt, 0)["memory"] is None
     assert attempt.result is None
+
+
+def num_parameters(attempt):
+    return sum(stage["parameters"] for stage in read_json(attempt.path / "plan.json")["partition"]["stages"])
+
+
+@pytest.mark.parametrize(("place", "requested"), [("host", 2**50), ("device", 2.5 * 2**30)])
+def test_a_rank_that_finds_no_memory_leaves_what_it_had(tmp_path, place, requested):
+    attempt = new_attempt(tmp_path / "run", (), world_size=1)
+    function = "tests.distributed.memory_limits:run_out_of"
+    with pytest.raises(RankFailedError):
+        run_ranks(function, place, attempt.path, world_size=1, directory=attempt.path / "ranks")
+    memory = failure(attempt, 0)["memory"]
+    assert (memory["place"], memory["requested_bytes"]) == (place, requested)
+    assert 0 < memory["resident_bytes"] <= memory["resident_peak_bytes"] < memory["host_total_bytes"]
+    assert memory["device_total_bytes"] is None
+    assert memory["components"]["parameters"] == 4 * num_parameters(attempt)
 
 
 def test_started_with_another_number_of_processes_the_worker_refuses(tmp_path):
@@ -145,7 +163,7 @@ def test_a_worker_reads_the_model_from_its_attempt_and_not_the_users_file(tmp_pa
 
 def test_sigterm_ends_every_rank_and_leaves_no_shared_memory(tmp_path):
     attempt = new_attempt(tmp_path / "run", ("training.max_steps=100000",), world_size=2)
-    ranks = start_ranks("orchestrator.worker.train:main", [str(attempt.path)], world_size=2, directory=attempt.path / "ranks")
+    ranks = start_ranks("orchestrator.worker.start:main", [str(attempt.path)], world_size=2, directory=attempt.path / "ranks")
     deadline = time.monotonic() + 60
     while not (attempt.path / METRICS).exists() or not entries(attempt, "train"):
         assert time.monotonic() < deadline, ranks.output(0)
@@ -167,7 +185,7 @@ def test_text_that_vanished_is_a_finding_and_not_a_traceback(tmp_path):
     options = ("data=text", f"data.path={text}", "data.tokenizer_vocab_size=300", "model.vocab_size=320")
     attempt = new_attempt(tmp_path / "run", options, world_size=1)
     text.unlink()
-    ranks = start_ranks("orchestrator.worker.train:main", [str(attempt.path)], world_size=1, directory=attempt.path / "ranks")
+    ranks = start_ranks("orchestrator.worker.start:main", [str(attempt.path)], world_size=1, directory=attempt.path / "ranks")
     ranks.processes[0].join(60)
     assert ranks.processes[0].exitcode == 1
     assert f"error: data.path: {text} does not exist on this host" in ranks.output(0)

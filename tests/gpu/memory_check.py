@@ -137,7 +137,7 @@ def _run(attempt_dir: Path, log: Path, *, dry: bool) -> dict[str, Any]:
     environment = {**os.environ, **place, "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu" if dry else "cuda"}
     started = time.monotonic()
     with log.open("w") as output:
-        command = [sys.executable, "-m", "orchestrator.worker.train", str(attempt_dir)]
+        command = [sys.executable, "-m", "orchestrator.worker.start", str(attempt_dir)]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             code: int | str = process.wait(LIMIT_SECONDS)

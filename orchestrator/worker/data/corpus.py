@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sysconfig
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -45,13 +45,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Files in the order they are read, one document each. ``fingerprint`` changes when the text does."""
+    """Files in the order they are read, one document each. ``fingerprint`` changes when the text does.
+
+    ``advanced`` is called for each piece that is read.
+    """
 
     source: DataSource
     root: Path
     files: tuple[Path, ...]
     max_bytes: int | None
     fingerprint: str
+    advanced: Callable[[], None]
 
     @property
     def num_bytes(self) -> int:
@@ -82,6 +86,7 @@ class Corpus:
             with self._open(file) as stream:
                 lines = stream.readlines(PIECE_BYTES)
                 while lines:
+                    self.advanced()
                     following = stream.readlines(PIECE_BYTES)
                     yield Piece(text="".join(lines), ends_document=not following)
                     lines = following
@@ -96,7 +101,7 @@ class Corpus:
         return tokenize.open(file) if self.source is DataSource.python_stdlib else file.open(encoding="utf-8")
 
 
-def find_corpus(config: DataConfig) -> Corpus:
+def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: None) -> Corpus:
     """The files that ``config`` names, sorted by their path.
 
     Raises:
@@ -121,6 +126,7 @@ def find_corpus(config: DataConfig) -> Corpus:
         files=tuple(files),
         max_bytes=config.max_bytes,
         fingerprint=_fingerprint(config, root, files),
+        advanced=advanced,
     )
 
 

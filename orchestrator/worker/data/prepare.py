@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ class PreparedData:
     tokenizer_path: Path | None
 
 
-def prepare_data(config: RunConfig, *, model_vocab_size: int) -> PreparedData:
+def prepare_data(config: RunConfig, *, model_vocab_size: int, advanced: Callable[[], None] = lambda: None) -> PreparedData:
     """Find or make the token file. Every process calls this; one of a host works and the others wait for it.
+
+    The one that works calls ``advanced`` for each piece of text.
 
     Raises:
         ConfigurationError: the text or the tokenizer cannot be used.
@@ -41,7 +44,7 @@ def prepare_data(config: RunConfig, *, model_vocab_size: int) -> PreparedData:
         tokenizer_path = None
         origin = "random"
     else:
-        corpus = find_corpus(config.data)
+        corpus = find_corpus(config.data, advanced=advanced)
         origin = f"{len(corpus.files)} files, {format_bytes(corpus.num_bytes)} of {corpus.root}"
         say(f"data: {origin}; tokenizer and tokens are made once and kept in {cache_dir.expanduser()}")
         tokenizer = obtain_tokenizer(config.data, corpus, model_vocab_size=model_vocab_size)

@@ -64,7 +64,7 @@ def test_answers_come_in_the_order_of_the_hosts_and_this_machine_needs_no_ssh(ss
         ("crowded", "launcher.ssh_arguments", ["closed before", "MaxStartups"]),
         ("config", "launcher.ssh_arguments", ["Bad configuration option", "~/.ssh/config"]),
         ("strange", "launcher.ssh_arguments", ["something else", "ssh far true"]),
-        ("setup", "launcher.setup", ["module: command not found"]),
+        ("setup", "launcher.setup", ["module load cuda", "exit code 127"]),
         ("bare", "launcher", ["no Python at", "same path on every host"]),
         ("broken", "launcher", ["exit code 1", "libpython3.11"]),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.commands.planned import plan_run
 from orchestrator.config.load import load_config
-from orchestrator.launch.command import hostfile_text, launch_command
+from orchestrator.launch.command import hostfile_text, launch_spec
 from orchestrator.launch.host_filter import filter_text, filtered_hosts
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from tests.unit.planning.configurations import gpu_cluster, plan_of, run_config
@@ -84,24 +84,24 @@ def test_deepspeed_is_handed_the_devices(tmp_path) -> None:
     cluster = cluster_of(hosts)
     assert cluster.num_devices == 4
     assert hostfile_text(cluster) == "work1 slots=2\nwork2 slots=4\n"
-    command = launch_command(run_config(), cluster, tmp_path, working_directory=tmp_path)
-    assert "--include=work1:0,1@work2:1,3" in command.argv
+    spec = launch_spec(run_config(), cluster, tmp_path, working_directory=tmp_path)
+    assert "--include=work1:0,1@work2:1,3" in spec.launcher
 
 
 def test_without_a_filter_nothing_is_handed_on(tmp_path) -> None:
     assert filter_text(HOSTS) is None
-    command = launch_command(run_config(), cluster_of(HOSTS), tmp_path, working_directory=tmp_path)
-    assert not [word for word in command.argv if "include" in word]
+    spec = launch_spec(run_config(), cluster_of(HOSTS), tmp_path, working_directory=tmp_path)
+    assert not [word for word in spec.launcher if "include" in word]
 
 
 def test_devices_of_this_machine_alone(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     hosts, _ = filtered_hosts((Host(name="localhost", slots=8),), include="localhost:2,5", exclude=None)
-    command = launch_command(run_config(), cluster_of(hosts), tmp_path, working_directory=tmp_path)
-    assert command.argv[command.argv.index("--include") + 1] == "localhost:2,5"
+    spec = launch_spec(run_config(), cluster_of(hosts), tmp_path, working_directory=tmp_path)
+    assert spec.launcher[spec.launcher.index("--include") + 1] == "localhost:2,5"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2")
-    command = launch_command(run_config(), cluster_of(hosts), tmp_path, working_directory=tmp_path)
-    assert command.argv[command.argv.index("--include") + 1] == "localhost:5,2"
+    spec = launch_spec(run_config(), cluster_of(hosts), tmp_path, working_directory=tmp_path)
+    assert spec.launcher[spec.launcher.index("--include") + 1] == "localhost:5,2"
 
 
 def test_a_plan_is_made_of_what_the_filter_leaves(tmp_path) -> None:

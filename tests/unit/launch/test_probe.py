@@ -19,6 +19,7 @@ import pytest
 from orchestrator.launch import probe, reach
 from orchestrator.launch.facts import facts_from_probe
 from orchestrator.launch.fan_out import script
+from orchestrator.launch.ports import free_port
 
 REQUEST: dict[str, Any] = {
     "seconds": 20,
@@ -90,10 +91,9 @@ def test_addresses_come_with_their_networks() -> None:
     assert all(0 < entry["prefix"] <= 32 for entry in found)
 
 
-def test_a_taken_port_is_seen_and_a_free_one_is_offered(listening_port: int) -> None:
-    ports = probed(port=listening_port)["ports"]
-    assert ports["asked_is_free"] is False
-    assert probe.port_is_free(ports["found"])
+def test_a_taken_port_is_seen(listening_port: int) -> None:
+    assert probed(port=listening_port)["port_is_free"] is False
+    assert probed(port=free_port())["port_is_free"] is True
 
 
 def test_folders_that_do_not_exist_yet_are_judged_by_what_is_above_them(tmp_path: Path) -> None:
@@ -207,18 +207,17 @@ def test_devices_are_read_from_nvidia_smi_where_nvml_has_no_package(tmp_path: Pa
 
 
 def test_only_the_real_listener_counts_as_reached(listening_port: int) -> None:
-    port = probe.free_port()
-    listener = {"task": "listen", "port": port, "token": "right", "seconds": 20}
+    listener = {"task": "listen", "port": 0, "token": "right", "seconds": 20}
     process = subprocess.Popen([sys.executable, "-I", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(script(reach, listener))
     process.stdin.close()
-    assert json.loads(process.stdout.readline()[len(probe.MARK) :]) == {"listening": True}
+    port = json.loads(process.stdout.readline()[len(probe.MARK) :])["port"]
     call = {"addresses": ["127.0.0.1"], "token": "right", "connect_seconds": 5}
     assert reach.connect({**call, "port": port}) == {"127.0.0.1": None}
     assert reach.connect({**call, "port": port, "token": "wrong"}) != {"127.0.0.1": None}
     assert reach.connect({**call, "port": listening_port, "connect_seconds": 1}) != {"127.0.0.1": None}
-    assert "refused" in str(reach.connect({**call, "port": probe.free_port()})["127.0.0.1"]).lower()
+    assert "refused" in str(reach.connect({**call, "port": free_port()})["127.0.0.1"]).lower()
     process.stdout.close()
     assert process.wait(30) is not None
-    assert probe.port_is_free(port)
+    assert "refused" in str(reach.connect({**call, "port": port})["127.0.0.1"]).lower()

@@ -1,4 +1,4 @@
-"""The supervisor with real processes in place of the launcher."""
+"""Real processes that are run to their end on this host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.errors import ConfigurationError
 from orchestrator.launch.command import LaunchCommand
-from orchestrator.launch.supervisor import Outcome, meaning, supervise
-from orchestrator.run_dir import exclusive
+from orchestrator.launch.processes import Ended, meaning, supervise
 
 
-def run(tmp_path: Path, program: str, *, stop_seconds: float = 10.0) -> tuple[Outcome, list[str]]:
+def run(tmp_path: Path, program: str, *, stop_seconds: float = 10.0) -> tuple[Ended, list[str]]:
     echoed: list[str] = []
     command = LaunchCommand(
         argv=(sys.executable, "-u", "-c", program), environment={"MARK": str(tmp_path)}, working_directory=tmp_path
@@ -52,7 +50,7 @@ def interrupt_when(path: Path, *, times: int = 1) -> None:
 
 def test_progress_is_passed_on_and_everything_is_logged(tmp_path: Path) -> None:
     outcome, echoed = run(tmp_path, "print('noise'); print('host-1: [orchestrator] step 1'); raise SystemExit(7)")
-    assert outcome == Outcome(exit_code=7, interrupted=False)
+    assert outcome == Ended(exit_code=7, interrupted=False)
     assert echoed == ["step 1"]
     assert "noise" in (tmp_path / "log").read_text()
 
@@ -94,7 +92,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, times: int, st
     )
     interrupt_when(tmp_path / "up", times=times)
     outcome, _ = run(tmp_path, program, stop_seconds=stop_seconds)
-    assert outcome == Outcome(exit_code=-signal.SIGKILL, interrupted=True)
+    assert outcome == Ended(exit_code=-signal.SIGKILL, interrupted=True)
     assert not left_over(tmp_path)
 
 
@@ -107,24 +105,6 @@ def test_a_terminal_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:
     outcome = supervise(command, log_file=tmp_path / "log", echo=gone, stop_seconds=10)
     assert outcome.exit_code == 5
     assert "step 1999" in (tmp_path / "log").read_text()
-
-
-def test_the_lock_of_a_run_lives_as_long_as_its_processes(tmp_path: Path) -> None:
-    program = (
-        "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], close_fds=False, start_new_session=True)\n"
-    )
-    with exclusive(tmp_path) as lock:
-        command = LaunchCommand(
-            argv=(sys.executable, "-c", program), environment={"MARK": str(tmp_path)}, working_directory=tmp_path
-        )
-        supervise(command, log_file=tmp_path / "log", echo=print, stop_seconds=10, keep_open=(lock,))
-    (escaped,) = left_over(tmp_path)
-    try:
-        with pytest.raises(ConfigurationError, match="another launch"), exclusive(tmp_path):
-            pass
-    finally:
-        os.kill(escaped, signal.SIGKILL)
 
 
 def test_exit_codes_are_explained() -> None:

@@ -1,4 +1,7 @@
-"""Runs the launcher in a session of its own, passes the workers' progress on, and leaves no process behind."""
+"""Processes in a session of their own: what they print is passed on, and none of them is left behind.
+
+Standard library and psutil only: every host of a run loads this.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from orchestrator.launch.command import LaunchCommand
+if TYPE_CHECKING:
+    from orchestrator.launch.command import LaunchCommand
 
 PROGRESS = "[orchestrator] "
 """Lines of the workers that carry this are for the user; all others are for the log."""
@@ -28,28 +32,20 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How the launcher ended: its exit code, and whether the user had asked it to stop."""
+class Ended:
+    """How a command ended: its exit code, and whether the user had asked it to stop."""
 
     exit_code: int
     interrupted: bool
 
 
-def supervise(
-    command: LaunchCommand,
-    *,
-    log_file: Path,
-    echo: Callable[[str], None],
-    stop_seconds: float,
-    keep_open: Sequence[int] = (),
-) -> Outcome:
-    """Run ``command`` to its end; every process of its session has ended when this returns.
+def supervise(command: LaunchCommand, *, log_file: Path, echo: Callable[[str], None], stop_seconds: float) -> Ended:
+    """Run ``command`` on this host to its end; every process of its session has ended when this returns.
 
-    Everything printed goes to ``log_file``; progress lines go to ``echo`` as well. SIGINT or SIGTERM stops the run
-    (SIGTERM to its processes, SIGKILL after ``stop_seconds``); a second one kills at once. The processes inherit the file
-    descriptors ``keep_open``.
+    Everything printed goes to ``log_file``; progress lines go to ``echo`` as well. SIGINT or SIGTERM stops it
+    (SIGTERM to its processes, SIGKILL after ``stop_seconds``); a second one kills at once.
     """
-    requests = _StopRequests()
+    requests = StopRequests()
     with log_file.open("w", encoding="utf-8", buffering=1) as log, requests.listening():
         process = subprocess.Popen(
             command.argv,
@@ -61,11 +57,11 @@ def supervise(
             text=True,
             errors="replace",
             start_new_session=True,
-            pass_fds=keep_open,
         )
-        session = _Session(process=process, stop_seconds=stop_seconds)
+        session = Session(leader=process.pid, stop_seconds=stop_seconds)
         assert process.stdout is not None
-        reader = threading.Thread(target=_forward, args=(process.stdout, log, echo), daemon=True)
+        output = Output(log, echo)
+        reader = threading.Thread(target=output.forward, args=(process.stdout,), daemon=True)
         reader.start()
         while process.poll() is None:
             session.obey(requests.count)
@@ -73,7 +69,7 @@ def supervise(
         # the launcher may have died before its ranks: what is left of the session goes now
         session.clear()
         reader.join(_DRAIN_SECONDS)
-    return Outcome(exit_code=process.returncode, interrupted=requests.count > 0)
+    return Ended(exit_code=process.returncode, interrupted=requests.count > 0)
 
 
 def meaning(exit_code: int) -> str:
@@ -88,16 +84,28 @@ def meaning(exit_code: int) -> str:
     return f"the launcher ended with exit code {exit_code}"
 
 
-def _forward(stream: IO[str], log: IO[str], echo: Callable[[str], None]) -> None:
-    """Read to the end whatever happens to the terminal or the disk: a pipe nobody reads would end the training."""
-    sinks = {"log": True, "echo": True}
-    with stream:
-        for line in stream:
-            if sinks["log"]:
-                sinks["log"] = _succeeds(partial(log.write, line))
-            _, mark, progress = line.partition(PROGRESS)
-            if mark and sinks["echo"]:
-                sinks["echo"] = _succeeds(partial(echo, progress.rstrip()))
+class Output:
+    """Where the lines of a run go: all into the log, progress to the user. Neither's end is the end of the run."""
+
+    def __init__(self, log: IO[str], echo: Callable[[str], None]) -> None:
+        self._log, self._echo = log, echo
+        self._logs = self._echoes = True
+        self._lock = threading.Lock()
+
+    def write(self, line: str) -> None:
+        """Pass a line on, with its end."""
+        _, mark, progress = line.partition(PROGRESS)
+        with self._lock:
+            if self._logs:
+                self._logs = _succeeds(partial(self._log.write, line))
+            if mark and self._echoes:
+                self._echoes = _succeeds(partial(self._echo, progress.rstrip()))
+
+    def forward(self, stream: IO[str]) -> None:
+        """Read to the end whatever happens to the terminal or the disk: a pipe nobody reads would end the training."""
+        with stream:
+            for line in stream:
+                self.write(line)
 
 
 def _succeeds(action: Callable[[], object]) -> bool:
@@ -110,7 +118,7 @@ def _succeeds(action: Callable[[], object]) -> bool:
     return True
 
 
-class _StopRequests:
+class StopRequests:
     """Counts the signals that ask to stop. Nothing else happens in the handler, wherever it strikes."""
 
     def __init__(self) -> None:
@@ -131,11 +139,13 @@ class _StopRequests:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Session:
-    """The launcher and everything it started. They share its session, but the ranks may outlive it."""
+class Session:
+    """A command and everything it started. They share the session of ``leader``, but may outlive it."""
 
-    process: subprocess.Popen[str]
+    leader: int
     stop_seconds: float
+    first_signal: signal.Signals = signal.SIGTERM
+    """What a first request to stop sends."""
     obeyed: int = field(default=0, init=False)
     deadline: float = field(default=float("inf"), init=False)
 
@@ -143,18 +153,17 @@ class _Session:
         """Stop as often as was asked: SIGTERM first, SIGKILL for a second request or when the first took too long."""
         if requests > self.obeyed:
             self.obeyed = requests
-            self.signal(signal.SIGTERM if requests == 1 else signal.SIGKILL)
+            self.signal(self.first_signal if requests == 1 else signal.SIGKILL)
             self.deadline = time.monotonic() + self.stop_seconds
         elif time.monotonic() > self.deadline:
             self.signal(signal.SIGKILL)
 
     def members(self) -> list[psutil.Process]:
         """Living processes of the session, by its id; a name is never looked at."""
-        return [
-            process for process in psutil.process_iter() if _session_of(process.pid) == self.process.pid and _lives(process)
-        ]
+        return [process for process in psutil.process_iter() if _session_of(process.pid) == self.leader and _lives(process)]
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
         for member in self.members():
             try:
                 member.send_signal(number)
@@ -162,8 +171,8 @@ class _Session:
                 continue
 
     def clear(self) -> None:
-        """End what the launcher left: SIGTERM, then SIGKILL."""
-        self.signal(signal.SIGTERM)
+        """End what the leader left: SIGTERM, then SIGKILL."""
+        self.signal(self.first_signal)
         _, alive = psutil.wait_procs(self.members(), timeout=self.stop_seconds)
         self.signal(signal.SIGKILL)
         psutil.wait_procs(alive, timeout=_DRAIN_SECONDS)

@@ -1,0 +1,125 @@
+"""The controller's end of the line to the agent of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.launch.protocol import SILENCE_SECONDS, StartOrder, decode, encode
+
+Events = queue.Queue["AgentLink"]
+"""Links on which something has happened, besides output."""
+
+
+@dataclass(slots=True)
+class RankSighting:
+    """What an agent saw of a rank. ``gone`` is when it had gone, on the controller's clock (``time.monotonic``)."""
+
+    rank: int
+    pid: int
+    gone: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentLink:
+    """One agent, and the process (itself, or the ssh to it) that carries its words."""
+
+    node_rank: int
+    host: str
+    process: subprocess.Popen[bytes]
+    events: Events = field(repr=False)
+    output: Callable[[str], None] = field(repr=False)
+    """Takes each line that the host prints."""
+    heard: float = field(default_factory=time.monotonic)
+    ready: Mapping[str, Any] | None = None
+    ended: Mapping[str, Any] | None = None
+    closed: bool = False
+    """Whether its output has ended; nothing more will come."""
+    ranks: dict[int, RankSighting] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agent has said its last word, or can say none any more."""
+        return self.ended is not None or self.closed
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing was heard for so long that host or link must be dead."""
+        return not self.is_over and time.monotonic() - self.heard > SILENCE_SECONDS
+
+    def start(self, order: StartOrder) -> None:
+        """Have the launcher started."""
+        self._send(order.to_message())
+
+    def beat(self) -> None:
+        """Say that the controller lives."""
+        self._send({"do": "beat"})
+
+    def stop(self) -> None:
+        """Have everything ended; a second time, at once."""
+        self._send({"do": "stop"})
+
+    def drop(self) -> None:
+        """Give the agent up: it ends its session when its orders end."""
+        self.process.kill()
+        self._close_orders()
+
+    def close(self, seconds: float) -> int | None:
+        """Wait for the process that carried the words; its exit code, None if it had to be killed."""
+        self._close_orders()
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return None
+
+    def _close_orders(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self.process.stdin is not None
+        # an agent that has gone is noticed by what it does not say
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(encode(message))
+            self.process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.heard = time.monotonic()
+            message = decode(line)
+            if message is None:
+                self.output(line.decode(errors="replace"))
+            elif message["event"] == "output":
+                self.output(message["text"])
+            else:
+                self._note(message)
+        self.closed = True
+        self.events.put(self)
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                self.ready = message
+            case "ended":
+                self.ended = message
+            case "rank":
+                sighting = self.ranks.setdefault(message["rank"], RankSighting(message["rank"], message["pid"]))
+                if message["gone"]:
+                    sighting.gone = time.monotonic()
+            case _:
+                return
+        self.events.put(self)

@@ -1,0 +1,74 @@
+"""Which ranks live in a session, and which has gone first. Standard library and psutil only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+
+from orchestrator.launch.processes import Session
+
+_SCAN_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class RankWatch:
+    """Follows the processes of a session that are ranks: the launcher has put ``RANK`` into their environment.
+
+    The node launcher looks once a second, and then ends all ranks of its host: ``look`` more often, and the first to go is
+    the one that failed.
+    """
+
+    session: Session
+    living: dict[int, psutil.Process] = field(default_factory=dict)
+    _known: set[int] = field(default_factory=set)
+    _scanned: float = float("-inf")
+
+    def look(self) -> Iterator[tuple[int, int, bool]]:
+        """What has changed: rank, pid, and whether it has gone."""
+        for rank, process in list(self.living.items()):
+            if not process.is_running() or _is_over(process):
+                del self.living[rank]
+                yield rank, process.pid, True
+        if time.monotonic() - self._scanned > _SCAN_SECONDS:
+            yield from self.scan()
+
+    def scan(self) -> Iterator[tuple[int, int, bool]]:
+        """Look for ranks that were not there before."""
+        self._scanned = time.monotonic()
+        for process in self.session.members():
+            if process.pid in self._known:
+                continue
+            rank = _rank_of(process)
+            if rank is None:
+                continue
+            self._known.add(process.pid)
+            # what a rank starts inherits its variables
+            if _parent_rank(process) is None and rank not in self.living:
+                self.living[rank] = process
+                yield rank, process.pid, False
+
+
+def _rank_of(process: psutil.Process) -> int | None:
+    try:
+        text = process.environ().get("RANK", "")
+    except psutil.Error:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _parent_rank(process: psutil.Process) -> int | None:
+    try:
+        parent = process.parent()
+    except psutil.Error:
+        return None
+    return None if parent is None else _rank_of(parent)
+
+
+def _is_over(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True

@@ -1,0 +1,75 @@
+"""The worker, one process a device: ``python -m orchestrator.worker.start ATTEMPT_DIR``.
+
+Reads nothing but the attempt directory and its place among the ranks (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``,
+``MASTER_ADDR``, ``MASTER_PORT``), which the launcher puts into the environment. torch and DeepSpeed, whose import may take a
+minute, come after the lease is watched.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.presence import RankRecord, write_rank
+from orchestrator.worker.failure import write_failure
+from orchestrator.worker.lease import watch_lease
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run this process's part of the attempt named on the command line.
+
+    Exits with 0 when it is done, 1 when it failed, 2 when no attempt is named, and ``lease.OVER_EXIT_CODE`` when its lease
+    is over.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    if len(words) != 1:
+        print("usage: python -m orchestrator.worker.start ATTEMPT_DIR", file=sys.stderr)
+        sys.exit(2)
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        # Python's own handlers wait for the next bytecode, and a rank inside a collective may never reach one.
+        signal.signal(stop, signal.SIG_DFL)
+    code = 0
+    try:
+        _work(Path(words[0]))
+    except ConfigurationError as refusal:
+        for finding in refusal.findings:
+            print(f"{finding.severity}: {finding.field}: {finding.message}; {finding.fix}", file=sys.stderr)
+        code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The destructors of a failed rank wait for peers that are gone, and those of a good one have been seen to abort.
+    os._exit(code)
+
+
+def _work(attempt_dir: Path) -> None:
+    rank = int(os.environ["RANK"])
+    write_rank(
+        attempt_dir,
+        RankRecord(rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), host=socket.gethostname(), pid=os.getpid()),
+    )
+    stop = watch_lease(attempt_dir, rank=rank)
+    _load(attempt_dir)(attempt_dir, stop=stop)
+
+
+def _load(attempt_dir: Path) -> Callable[..., None]:
+    """The training, with its libraries; a host on which one is missing or broken leaves that as its failure."""
+    try:
+        from orchestrator.worker.train import run
+    except BaseException as problem:
+        write_failure(attempt_dir, problem)
+        raise
+    return run
+
+
+if __name__ == "__main__":
+    main()
