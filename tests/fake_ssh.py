@@ -32,6 +32,7 @@ case "$kind" in
     exit "$code" ;;
 esac
 case "$request" in
+  *'"task": "listen"'*) answer='{mark}{{"port": 29500}}' ;;
   *'"task": "connect"'*) read -r answer < "{folder}/connect.answer" ;;
   *) read -r answer < "{folder}/$host.answer" ;;
 esac
@@ -59,7 +60,7 @@ class FakeSsh:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         program = folder / "ssh"
-        program.write_text(PROGRAM.format(folder=folder))
+        program.write_text(PROGRAM.format(folder=folder, mark=probe.MARK))
         program.chmod(0o755)
         for kind, (code, words) in ENDINGS.items():
             (folder / f"{kind}.ending").write_text(f"{code} {words}\n")

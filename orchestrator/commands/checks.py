@@ -104,7 +104,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("ops", _I, "DeepSpeed ops that the first start compiles"),
         ("launcher", _E, "the programs that reach other hosts are installed"),
         ("master-port", _E, "the rendezvous port is free on the first host"),
-        ("master-address", _E, "all hosts reach the first one at one of its addresses"),
+        ("master-unreached", _E, "all hosts reach the first one at one of its addresses"),
         ("run-directory-shared", _E, "run_dir is the same folder on all hosts, and can be written to"),
         ("checkpoint-disk", _E, "the disk of run_dir has room for a checkpoint"),
         ("data-file", _E, "files of data and tokenizer exist"),

@@ -222,8 +222,8 @@ def _files(facts: HostFacts) -> Iterator[Finding]:
 
 def _folders(facts: HostFacts, checkpoint_bytes: int) -> Iterator[Finding]:
     run_dir, cache_dir = facts.folders.get("run_dir"), facts.folders.get("data.cache_dir")
-    if facts.shared is False and run_dir is not None:
-        message = f"{run_dir.path} is another folder here than where the run is launched"
+    if facts.shared is False:
+        message = "it is another folder here than where the run is launched"
         yield error("run-directory-shared", "run_dir", message, "choose a run_dir on a disk that all hosts share")
     elif run_dir is not None and not run_dir.writable:
         message = f"{run_dir.path} cannot be written to on this host"

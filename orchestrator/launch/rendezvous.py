@@ -15,7 +15,7 @@ from orchestrator.launch.facts import HostFacts
 from orchestrator.launch.fan_out import ask_all, held_open, script
 
 _CALL_SECONDS = 5.0
-_RULE = "master-address"
+_RULE = "master-unreached"
 
 
 async def master_address(config: RunConfig, facts: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, Finding]]:

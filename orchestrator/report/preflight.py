@@ -92,8 +92,9 @@ def _traits_table(facts: Mapping[str, HostFacts]) -> RenderableType:
     table = _plain_table(_count(len(facts)), "", "on")
     for trait in traits(facts):
         values = {host: value for host, entry in facts.items() if (value := trait.value(entry)) is not None}
-        for value, hosts in _by_value(values):
-            table.add_row(trait.name, str(value), "all" if len(hosts) == len(facts) else _shortened(hosts))
+        for row, (value, hosts) in enumerate(_by_value(values)):
+            usual_ones = "all" if len(hosts) == len(facts) else f"the other {len(hosts)}"
+            table.add_row(trait.name, str(value), usual_ones if row == 0 and len(hosts) > 1 else _shortened(hosts))
     return table
 
 
