@@ -221,7 +221,7 @@ class Host:
         pid_file = self.files / "sshd.pid"
         pid_file.unlink(missing_ok=True)
         self.spaces.do(_SSHD, "-f", str(self.files / "sshd_config"), "-E", str(self.files / "sshd.log"))
-        eventually(pid_file.exists, within=30, what=f"sshd of {self.name} listens")
+        eventually(lambda: pid_file.exists() and pid_file.read_text(), within=30, what=f"sshd of {self.name} listens")
         inside = pid_file.read_text().strip()
         (process,) = [each for each in self.processes() if _pid_inside(each.pid) == inside]
         self._sshd = process.pid
