@@ -82,8 +82,13 @@ class Attempt:
     @property
     def failures(self) -> list[dict[str, Any]]:
         """What the failed ranks said, in the order of time."""
-        reports = [read_json(path) for path in self.path.glob("failure_rank_*.json")]
-        return sorted(reports, key=lambda report: report["time"])
+        return rank_failures(self.path)
+
+
+def rank_failures(attempt: Path) -> list[dict[str, Any]]:
+    """What the failed ranks of an attempt said, in the order of time."""
+    reports = [read_json(path) for path in attempt.glob("failure_rank_*.json")]
+    return sorted(reports, key=lambda report: report["time"])
 
 
 def require_new(run_dir: Path) -> None:

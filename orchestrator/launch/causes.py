@@ -28,6 +28,12 @@ def _cause(name: str, pattern: str, meaning: str, fix: str, *, is_consequence: b
 
 CAUSES: tuple[Cause, ...] = (
     _cause(
+        "setup",
+        r"^launcher\.setup failed: ",
+        "a line of launcher.setup failed on a host",
+        "try the line in bash on that host, in a shell that is not a login shell: ssh HOST bash -c LINE",
+    ),
+    _cause(
         "device-out-of-memory",
         r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED",
         "a device ran out of memory",

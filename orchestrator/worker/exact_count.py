@@ -27,18 +27,22 @@ _DEPTH = 12
 
 
 class EngineBytes:
-    """Counts an engine, as often as wanted. ``baseline`` are the storages that were there before it (``storages``)."""
+    """Counts an engine, as often as wanted. ``baseline`` are the storages that were there before it (``storages``).
 
-    def __init__(self, engine: Any, *, baseline: Sequence[UntypedStorage]) -> None:
+    ``kind`` counts those on one kind of device alone, ``cpu`` or ``cuda``.
+    """
+
+    def __init__(self, engine: Any, *, baseline: Sequence[UntypedStorage], kind: str | None = None) -> None:
         self._engine = engine
         self._baseline = baseline
+        self._kind = kind
         # A gradient may be a view of a bucket that the optimizer has let go of. By address, with what tells whether it is still
         # the bucket's.
         self._buckets: dict[int, StorageWeakRef] = {}
 
     def count(self) -> dict[str, int]:
         """Bytes of each component now, and as ``other`` those of all further tensors."""
-        claims = _Claims(self._baseline, self._buckets)
+        claims = _Claims(self._baseline, self._buckets, self._kind)
         parameters = list(self._engine.module.parameters())
         shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
         claims.claim("parameters", shards or parameters)
@@ -75,7 +79,8 @@ def storages() -> list[UntypedStorage]:
 class _Claims:
     """Each storage belongs to the first component that claims it, and one that has been a bucket stays one."""
 
-    def __init__(self, baseline: Sequence[UntypedStorage], buckets: dict[int, StorageWeakRef]) -> None:
+    def __init__(self, baseline: Sequence[UntypedStorage], buckets: dict[int, StorageWeakRef], kind: str | None) -> None:
+        self._kind = kind
         self._seen = {0, *(storage.data_ptr() for storage in baseline)}
         self._buckets = buckets
         self.sizes: dict[str, int] = {}
@@ -84,7 +89,7 @@ class _Claims:
         for tensor in _tensors(held, _DEPTH, set()):
             storage = tensor.untyped_storage()
             address = storage.data_ptr()
-            if address not in self._seen:
+            if address not in self._seen and self._kind in (None, storage.device.type):
                 self._seen.add(address)
                 if component == BUCKETS:
                     self._buckets[address] = StorageWeakRef(storage)

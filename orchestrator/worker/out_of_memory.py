@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import psutil
@@ -10,6 +11,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from orchestrator.units import GIB, KIB, MIB
+from orchestrator.worker.exact_count import EngineBytes
 from orchestrator.worker.memory import memory_peak, peak_resident_bytes
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
@@ -19,26 +21,43 @@ _HOST = re.compile(r"DefaultCPUAllocator|[Cc]annot allocate memory|posix_memalig
 _DEVICE = re.compile(r"(CUDA|HIP).*out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def memory_at_failure(problem: BaseException) -> dict[str, Any] | None:
-    """The ``memory`` of a failure record, bytes; None when ``problem`` is another one.
+class MemoryWitness:
+    """Says what the process had when it failed for want of memory. ``engine`` is set while there is one."""
 
-    ``place`` is ``device`` or ``host``. ``device_allocated_bytes`` and ``device_reserved_bytes`` are torch's peaks, free and
-    total what the driver says now, all null without a device. The host's are what this process can see: its own resident set
-    and the machine's RAM, without the limit of a container.
-    """
-    place = _place(problem)
-    if place is None:
-        return None
-    machine, own = psutil.virtual_memory(), psutil.Process().memory_info()
-    return {
-        "place": place,
-        "requested_bytes": _requested_bytes(str(problem)),
-        **_device(),
-        "resident_bytes": own.rss,
-        "resident_peak_bytes": peak_resident_bytes(),
-        "host_total_bytes": machine.total,
-        "host_available_bytes": machine.available,
-    }
+    def __init__(self) -> None:
+        self.engine: Any = None
+
+    def at_failure(self, problem: BaseException) -> dict[str, Any] | None:
+        """The ``memory`` of a failure record, bytes; None when ``problem`` is another one.
+
+        ``place`` is ``device`` or ``host``. ``components`` are what the engine holds there now (None: there is none yet). Of
+        the device the allocator's figures now and at their peak, and what the driver says, all null without a device. The
+        host's are what this process can see: its resident set and the machine's RAM, without the limit of a container.
+        """
+        place = _place(problem)
+        if place is None:
+            return None
+        machine = psutil.virtual_memory()
+        return {
+            "place": place,
+            "requested_bytes": _requested_bytes(str(problem)),
+            "components": self._components(place),
+            **_device(),
+            "resident_bytes": psutil.Process().memory_info().rss,
+            "resident_peak_bytes": peak_resident_bytes(),
+            "host_total_bytes": machine.total,
+            "host_available_bytes": machine.available,
+        }
+
+    def _components(self, place: str) -> dict[str, int] | None:
+        if self.engine is None:
+            return None
+        kind = "cpu" if place == "host" or _on_cpu() else "cuda"
+        try:
+            return EngineBytes(self.engine, baseline=(), kind=kind).count()
+        except Exception as problem:  # the failure itself must be reported, whatever state it left the engine in
+            print(f"what the engine holds cannot be counted: {problem}", file=sys.stderr)
+            return None
 
 
 def _place(problem: BaseException) -> str | None:
@@ -55,17 +74,24 @@ def _requested_bytes(text: str) -> int | None:
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
+_DEVICE_FIGURES = (
+    "device_allocated_bytes",
+    "device_allocated_peak_bytes",
+    "device_reserved_bytes",
+    "device_reserved_peak_bytes",
+    "device_free_bytes",
+    "device_total_bytes",
+)
+
+
 def _device() -> dict[str, int | None]:
     if _on_cpu():
-        return dict.fromkeys(("device_allocated_bytes", "device_reserved_bytes", "device_free_bytes", "device_total_bytes"))
+        return dict.fromkeys(_DEVICE_FIGURES)
     peak = memory_peak()
     free, total = torch.cuda.mem_get_info()
-    return {
-        "device_allocated_bytes": peak.allocated_bytes,
-        "device_reserved_bytes": peak.peak_bytes,
-        "device_free_bytes": free,
-        "device_total_bytes": total,
-    }
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    figures = (allocated, peak.allocated_bytes, reserved, peak.peak_bytes, free, total)
+    return dict(zip(_DEVICE_FIGURES, figures, strict=True))
 
 
 def _on_cpu() -> bool:

@@ -28,7 +28,7 @@ from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
 from orchestrator.worker.metrics import throughput_of
 from orchestrator.worker.nvme import nvme_directory
-from orchestrator.worker.out_of_memory import memory_at_failure
+from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.result import attempt_result, summary
 from orchestrator.worker.stop import StopAgreement
@@ -43,6 +43,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         Exception: whatever failed, after it was written to ``failure_rank_{RANK}.json``.
     """
     tracker: Tracker | None = None
+    witness = MemoryWitness()
     try:
         started = time.monotonic()
         progress = ProgressSigns(attempt_dir)
@@ -56,7 +57,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         progress.enter(Phase.build)
         start_distributed(attempt)
         with nvme_directory(attempt):
-            result = _train(attempt, spec, data, tracker, progress, stop or Event())
+            result = _train(attempt, spec, data, tracker, progress, witness, stop or Event())
         progress.enter(Phase.end)
         # The engine is gone with its frame; what cycles keep alive has to go before the process group does.
         gc.collect()
@@ -68,7 +69,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
             tracker.finish(failed=False)
             write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": wandb.record})
     except BaseException as problem:
-        write_failure(attempt_dir, problem, memory=memory_at_failure(problem))
+        write_failure(attempt_dir, problem, memory=witness.at_failure(problem))
         if tracker is not None:
             tracker.finish(failed=True)
         raise
@@ -80,12 +81,13 @@ def _train(
     data: PreparedData,
     tracker: Tracker | None,
     progress: ProgressSigns,
+    witness: MemoryWitness,
     stop: Event,
 ) -> dict[str, Any]:
     """Build, train and take down the engine; returns what ``result.json`` says of the training."""
     _require_equal_data(data)
     reader = batch_reader(attempt.config, data.token_file, layout=attempt.layout, rank=attempt.rank)
-    engine = build_engine(attempt, spec)
+    witness.engine = engine = build_engine(attempt, spec)
     _say_model(attempt, spec)
     identity = data_identity(attempt.config, data.token_file)
     position = Position()
@@ -108,6 +110,7 @@ def _train(
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()
+    witness.engine = None
     engine.destroy()
     return result
 

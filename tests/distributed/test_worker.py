@@ -106,6 +106,10 @@ def test_a_training_that_diverges_fails_with_the_step(tmp_path):
     assert attempt.result is None
 
 
+def num_parameters(attempt):
+    return sum(stage["parameters"] for stage in read_json(attempt.path / "plan.json")["partition"]["stages"])
+
+
 @pytest.mark.parametrize(("place", "requested"), [("host", 2**50), ("device", 2.5 * 2**30)])
 def test_a_rank_that_finds_no_memory_leaves_what_it_had(tmp_path, place, requested):
     attempt = new_attempt(tmp_path / "run", (), world_size=1)
@@ -116,6 +120,7 @@ def test_a_rank_that_finds_no_memory_leaves_what_it_had(tmp_path, place, request
     assert (memory["place"], memory["requested_bytes"]) == (place, requested)
     assert 0 < memory["resident_bytes"] <= memory["resident_peak_bytes"] < memory["host_total_bytes"]
     assert memory["device_total_bytes"] is None
+    assert memory["components"]["parameters"] == 4 * num_parameters(attempt)
 
 
 def test_started_with_another_number_of_processes_the_worker_refuses(tmp_path):
