@@ -82,10 +82,10 @@ def test_the_controller_is_killed(folder: Path, hosts: tuple[Host, ...], faults:
 def test_a_rank_falls_asleep_for_ever(folder: Path, hosts: tuple[Host, ...], faults: FaultTable) -> None:
     """Every other rank waits for it in a collective; the stacks tell which is which."""
     hosts[1].path(HOOKS / "sitecustomize.py").write_text(ASLEEP)
-    job = start(folder, hosts[:2], *ENDLESS, "launcher.hang_timeout=8")
+    job = start(folder, hosts[:2], *ENDLESS, "launcher.hang_timeout=40")
     job.comes_further()
     victim = job.rank(1)
-    ended = ending(job, lambda: victim.send_signal(signal.SIGUSR1), within=LEASE_SECONDS)
+    ended = ending(job, lambda: victim.send_signal(signal.SIGUSR1), within=40 + LEASE_SECONDS)
     faults.judge("rank 1 asleep for ever", 2, ended, code=FAILED, told=(r"(?i)hung|no (step|progress)",))
     assert "asleep_for_ever" in (job.attempt / "stacks" / "1.txt").read_text()
     assert (job.attempt / "stacks" / "0.txt").exists()
