@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, preflight, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -328,6 +328,7 @@ _PURE_COMMANDS: dict[Command, Callable[[RunConfig], CommandResult]] = {
     Command.validate: validate.run,
     Command.compile: compile_command.run,
     Command.doctor: doctor.run,
+    Command.preflight: preflight.run,
 }
 _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult]] = {
     Command.validate: deepspeed_json.validate,
@@ -343,6 +344,7 @@ _HELP = {
     Command.launch: launch.HELP,
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
+    Command.preflight: preflight.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
 }
