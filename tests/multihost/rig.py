@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -213,6 +214,16 @@ class Host:
 
     def mend(self) -> None:
         self.switch.do("ip", "link", "set", self.name, "up")
+
+    @contextmanager
+    def memory(self, mib: int) -> Iterator[None]:
+        """Let the host have so much RAM, as far as ``/proc/meminfo`` tells."""
+        kinds = {"MemTotal": mib, "MemFree": mib, "MemAvailable": mib, "Buffers": 0, "Cached": 0, "SwapTotal": 0, "SwapFree": 0}
+        fake = self.files / "meminfo"
+        fake.write_text("".join(f"{name + ':':<16}{size << 10} kB\n" for name, size in kinds.items()))
+        self.spaces.do("mount", "--bind", str(fake), "/proc/meminfo")
+        yield
+        self.spaces.do("umount", "/proc/meminfo")
 
     def start_sshd(self) -> None:
         """Start it, if it does not run."""
