@@ -82,8 +82,13 @@ class Attempt:
     @property
     def failures(self) -> list[dict[str, Any]]:
         """What the failed ranks said, in the order of time."""
-        reports = [read_json(path) for path in self.path.glob("failure_rank_*.json")]
-        return sorted(reports, key=lambda report: report["time"])
+        return rank_failures(self.path)
+
+
+def rank_failures(attempt: Path) -> list[dict[str, Any]]:
+    """What the failed ranks of an attempt said, in the order of time."""
+    reports = [read_json(path) for path in attempt.glob("failure_rank_*.json")]
+    return sorted(reports, key=lambda report: report["time"])
 
 
 def require_new(run_dir: Path) -> None:
@@ -253,11 +258,11 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
     return attempt
 
 
-def newest_log(run_dir: Path) -> Path | None:
-    """The log of the newest attempt that has one."""
+def newest_started(run_dir: Path) -> Attempt | None:
+    """The newest attempt that has a log, and so was more than a dry run; None if there is none."""
     numbers = range(_newest_attempt(run_dir), 0, -1)
-    logs = (run_dir / "attempts" / str(number) / LOG for number in numbers)
-    return next((log for log in logs if log.exists()), None)
+    attempts = (Attempt(number=n, path=run_dir / "attempts" / str(n), run_dir=run_dir) for n in numbers)
+    return next((attempt for attempt in attempts if attempt.log_file.exists()), None)
 
 
 def _newest_attempt(run_dir: Path) -> int:

@@ -26,12 +26,13 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
-from orchestrator.launch.diagnosis import diagnose, end_of_log
+from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
-from orchestrator.launch.outcome import Outcome, Status
+from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
+from orchestrator.report import outcome as outcome_report
 from orchestrator.report import text
 from orchestrator.run_dir import (
     COMMAND,
@@ -247,15 +248,11 @@ def _dry_run(spec: LaunchSpec, attempt: Attempt) -> CommandResult:
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
     if outcome.status is Status.interrupted:
-        report: list[RenderableType] = [Text(f"interrupted; every process of the run has ended. Log: {attempt.log_file}")]
-        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+        return CommandResult(
+            exit_code=INTERRUPTED, payload=payload, text=outcome_report.interruption_report(outcome, attempt.log_file)
+        )
     if outcome.status is Status.completed:
         assert outcome.result is not None
         report = text.result_report(outcome.result, attempt.path)
         return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
-    failures = attempt.failures
-    reason = failures[0]["error"] if failures else outcome.reason
-    diagnosis = diagnose(end_of_log(attempt.log_file) if attempt.log_file.exists() else [])
-    report = text.failure_report(reason, failures[:1], diagnosis, attempt.log_file)
-    payload = {**payload, "status": "failed", "reason": reason, "diagnosis": diagnosis.to_dict()}
-    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
+    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=outcome_report.failure_report(outcome, attempt.log_file))

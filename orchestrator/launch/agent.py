@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -32,7 +32,8 @@ _POLL_SECONDS = 0.1
 _MOST_QUEUED = 10_000
 """Lines that wait for a slow link; then the ranks wait to print."""
 _DRAIN_SECONDS = 5.0
-SWAP_OWNER = "owner.json"
+NOT_STARTED = 127
+"""In place of an exit code: the launcher is not there."""
 
 
 def main() -> None:
@@ -46,22 +47,24 @@ def main() -> None:
     while orders.start is None and not orders.stops:
         replies.beat()
         time.sleep(_POLL_SECONDS)
-    ended = {"event": "ended", "exit_code": 0, "left": [], "reason": orders.reason}
     if orders.start is not None:
-        ended = serve(orders.start, orders, replies)
-    replies.say(ended)
+        if orders.start.argv:
+            serve(orders.start, orders, replies)
+        _remove_swap_files(orders.start)
+    replies.say({"event": "ended", "reason": orders.reason})
     replies.close()
     # the thread that reads orders may hang in a pipe that never ends
     os._exit(0)
 
 
-def serve(order: StartOrder, orders: Orders, replies: Replies) -> dict[str, Any]:
-    """Run what was ordered to its end; returns the last message."""
+def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
+    """Run what was ordered to its end; nothing of it is left when this returns."""
     try:
         process = _started(order)
     except OSError as problem:
         replies.say({"event": "output", "text": f"{order.argv[0]}: {problem.strerror}\n"})
-        return {"event": "ended", "exit_code": 127, "left": [], "reason": "start"}
+        replies.say({"event": "exited", "exit_code": NOT_STARTED, "left": []})
+        return
     replies.say({"event": "started", "session": process.pid})
     session = Session(leader=process.pid, stop_seconds=order.stop_seconds, first_signal=signal.Signals[order.stop_signal])
     assert process.stdout is not None
@@ -69,22 +72,20 @@ def serve(order: StartOrder, orders: Orders, replies: Replies) -> dict[str, Any]
     reader.start()
     ranks = RankWatch(session)
     while process.poll() is None:
-        _report(ranks, replies)
+        _report(ranks.look(), replies)
         session.obey(orders.stops)
         replies.beat()
         time.sleep(_POLL_SECONDS)
     # the launcher may have died before its ranks: what is left of the session goes now
-    for rank, pid, gone in ranks.scan():
-        replies.say({"event": "rank", "rank": rank, "pid": pid, "gone": gone})
+    _report(ranks.scan(), replies)
     left = sorted(rank for rank, member in ranks.living.items() if member.is_running())
+    replies.say({"event": "exited", "exit_code": process.returncode, "left": left})
     clearing = threading.Thread(target=session.clear, daemon=True)
     clearing.start()
     while clearing.is_alive():
         replies.beat()
         clearing.join(_POLL_SECONDS)
     reader.join(_DRAIN_SECONDS)
-    _remove_swap_files(order)
-    return {"event": "ended", "exit_code": process.returncode, "left": left, "reason": orders.reason}
 
 
 class Orders:
@@ -193,8 +194,8 @@ def _pass_on(stream: IO[str], replies: Replies) -> None:
             replies.print(line)
 
 
-def _report(ranks: RankWatch, replies: Replies) -> None:
-    for rank, pid, gone in ranks.look():
+def _report(changes: Iterable[tuple[int, int, bool]], replies: Replies) -> None:
+    for rank, pid, gone in changes:
         replies.say({"event": "rank", "rank": rank, "pid": pid, "gone": gone})
 
 
@@ -203,7 +204,7 @@ def _remove_swap_files(order: StartOrder) -> None:
     if order.swap_directory is None:
         return
     try:
-        owner = json.loads((Path(order.swap_directory) / SWAP_OWNER).read_text(encoding="utf-8"))
+        owner = json.loads((Path(order.swap_directory) / order.swap_owner_file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     if owner.get("run_dir") == order.swap_owner:

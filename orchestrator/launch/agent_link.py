@@ -19,7 +19,7 @@ Events = queue.Queue["AgentLink"]
 
 @dataclass(slots=True)
 class RankSighting:
-    """What an agent saw of a rank. ``gone`` is when it had gone, on the controller's clock (``time.monotonic``)."""
+    """What an agent saw of a rank. ``gone`` is when it had gone, in seconds since the epoch, on the controller's clock."""
 
     rank: int
     pid: int
@@ -38,7 +38,10 @@ class AgentLink:
     """Takes each line that the host prints."""
     heard: float = field(default_factory=time.monotonic)
     ready: Mapping[str, Any] | None = None
-    ended: Mapping[str, Any] | None = None
+    exited: Mapping[str, Any] | None = None
+    """How the launcher on this host ended."""
+    ended: bool = False
+    """Whether the agent has said its last word: nothing is left on its host."""
     closed: bool = False
     """Whether its output has ended; nothing more will come."""
     ranks: dict[int, RankSighting] = field(default_factory=dict)
@@ -50,7 +53,17 @@ class AgentLink:
     @property
     def is_over(self) -> bool:
         """Whether the agent has said its last word, or can say none any more."""
-        return self.ended is not None or self.closed
+        return self.ended or self.closed
+
+    @property
+    def exit_code(self) -> int | None:
+        """The launcher's exit code on this host; None while it runs, or when nobody can say any more."""
+        return None if self.exited is None else int(self.exited["exit_code"])
+
+    @property
+    def ranks_left(self) -> tuple[int, ...]:
+        """Ranks that had outlived the launcher."""
+        return () if self.exited is None else tuple(self.exited["left"])
 
     @property
     def is_silent(self) -> bool:
@@ -114,12 +127,14 @@ class AgentLink:
         match message["event"]:
             case "ready":
                 self.ready = message
+            case "exited":
+                self.exited = message
             case "ended":
-                self.ended = message
+                self.ended = True
             case "rank":
                 sighting = self.ranks.setdefault(message["rank"], RankSighting(message["rank"], message["pid"]))
                 if message["gone"]:
-                    sighting.gone = time.monotonic()
+                    sighting.gone = time.time()
             case _:
                 return
         self.events.put(self)

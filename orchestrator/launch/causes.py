@@ -26,7 +26,15 @@ def _cause(name: str, pattern: str, meaning: str, fix: str, *, is_consequence: b
     return Cause(name=name, pattern=re.compile(pattern), meaning=meaning, fix=fix, is_consequence=is_consequence)
 
 
+HOST_OUT_OF_MEMORY = "host-out-of-memory"
+
 CAUSES: tuple[Cause, ...] = (
+    _cause(
+        "setup",
+        r"^launcher\.setup failed: ",
+        "a line of launcher.setup failed on a host",
+        "try the line in bash on that host, in a shell that is not a login shell: ssh HOST bash -c LINE",
+    ),
     _cause(
         "device-out-of-memory",
         r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED",
@@ -35,7 +43,7 @@ CAUSES: tuple[Cause, ...] = (
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps where the rest is fragmented",
     ),
     _cause(
-        "host-out-of-memory",
+        HOST_OUT_OF_MEMORY,
         r"(return code = |exitcode\s*: )-9\b|\bSignal 9 \(SIGKILL\)|oom-kill|Out of memory: Killed process"
         r"|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory|\bMemoryError\b",
         "a process was killed or refused memory: most likely the host's RAM, or the limit of its container, was used up",

@@ -100,6 +100,12 @@ def diagnose(log: Iterable[str]) -> Diagnosis:
     )
 
 
+def cause_of(lines: Iterable[str]) -> Cause | None:
+    """The cause that a rank's own words show: its last, unless that is only a consequence of another of them."""
+    shown = [cause for line in lines for cause in CAUSES if cause.pattern.search(line)]
+    return next((cause for cause in shown if not cause.is_consequence), shown[0] if shown else None)
+
+
 def end_of_log(path: Path) -> list[str]:
     """The lines of a log, of a long one the last.
 

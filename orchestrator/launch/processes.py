@@ -73,15 +73,21 @@ def supervise(command: LaunchCommand, *, log_file: Path, echo: Callable[[str], N
 
 
 def meaning(exit_code: int) -> str:
-    """What an exit code of DeepSpeed's launcher says: it reports a rank killed by signal N as 256 - N."""
-    number = -exit_code if exit_code < 0 else 256 - exit_code if exit_code > 192 else 0
+    """What an exit code of DeepSpeed's launcher says."""
+    number = signal_of(exit_code)
     if number == signal.SIGKILL:
         return "a process was killed (SIGKILL), most likely by the host's out-of-memory killer"
     if number == signal.SIGBUS:
         return "a process died with SIGBUS: /dev/shm is too small"
-    if number in {member.value for member in signal.Signals}:
+    if number is not None:
         return f"a process was ended by {signal.Signals(number).name}"
     return f"the launcher ended with exit code {exit_code}"
+
+
+def signal_of(exit_code: int) -> int | None:
+    """The signal that ended a process, by the launcher's exit code: of a rank killed by signal N it is 256 - N."""
+    number = -exit_code if exit_code < 0 else 256 - exit_code if exit_code > 192 else 0
+    return number if number in {member.value for member in signal.Signals} else None
 
 
 class Output:
@@ -123,19 +129,25 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.count = 0
+        self.time_limit_is_near = False
+        """Whether a batch system said so: SIGUSR1."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM and SIGHUP for the time of a run."""
-        previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        previous = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self.time_limit_is_near = True
+        else:
+            self.count += 1
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,8 @@
     agent       {"event": "output", "text"}                         a line that was printed
     both        {"event": "beat"}, {"do": "beat"}                   every BEAT_SECONDS
     controller  {"do": "stop"}                                      SIGTERM, later SIGKILL; a second one: SIGKILL now
-    agent       {"event": "ended", "exit_code", "left", "reason"}   the last: its session is empty
+    agent       {"event": "exited", "exit_code", "left"}            the launcher has ended, and left these ranks behind
+    agent       {"event": "ended", "reason"}                        the last: its session is empty
 
 Either side takes the other for dead after SILENCE_SECONDS without a line. What an agent's host prints beside (a banner, a
 message of ssh) is no JSON, and counts as output. Standard library only: every host of a run loads this.
@@ -31,6 +32,7 @@ class StartOrder:
     """What an agent starts. It travels on standard input alone: ``environment`` has the secrets of the run."""
 
     argv: tuple[str, ...]
+    """Nothing: only what an earlier run has left on the host is removed."""
     environment: Mapping[str, str] = field(repr=False)
     """Added to the agent's own."""
     working_directory: str
@@ -42,6 +44,8 @@ class StartOrder:
     swap_directory: str | None = None
     """Of the run on this host's NVMe disk, removed at the end if ``swap_owner`` is its owner."""
     swap_owner: str | None = None
+    swap_owner_file: str = ""
+    """In that directory; it says whose it is."""
 
     def to_message(self) -> dict[str, Any]:
         """The order as a message."""

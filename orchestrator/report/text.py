@@ -114,18 +114,6 @@ def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[Rendera
     return [table]
 
 
-def failure_report(
-    reason: str, failures: Sequence[Mapping[str, Any]], diagnosis: Diagnosis, log_file: Path
-) -> list[RenderableType]:
-    """Why a run failed: the first rank's own words, or what its log says."""
-    report: list[RenderableType] = [Text.assemble(("the run failed: ", "bold red"), reason)]
-    if not failures:
-        return [*report, *diagnosis_report(diagnosis, log_file)]
-    first = failures[0]
-    report += [Text(f"first to fail: rank {first['rank']} on {first['host']}"), Text(str(first["traceback"]).rstrip())]
-    return [*report, *_advice(diagnosis), Text(f"log: {log_file}")]
-
-
 def diagnosis_report(diagnosis: Diagnosis, log_file: Path) -> list[RenderableType]:
     """What a log says of a failure, and the lines it says it in."""
     first = diagnosis.first

@@ -21,8 +21,10 @@ import pytest
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.control import Stop, read_controller, read_outcome, request_stop
 from orchestrator.launch.controller import Controller
-from orchestrator.launch.outcome import Outcome, Status
+from orchestrator.launch.ending import Status, StoppedBy
+from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.spec import LaunchSpec
+from orchestrator.lease import Lease, LeaseWatch, Request
 
 RESULT = "import json, pathlib\npathlib.Path('result.json').write_text(json.dumps({'metric': 1.0, 'status': 'completed'}))\n"
 RANK = "import time; time.sleep(600)"
@@ -56,7 +58,7 @@ def run(folder: Path, spec: LaunchSpec, **private: str) -> tuple[Outcome, list[s
     assert read_outcome(folder) == json.loads(json.dumps(outcome.to_dict()))
     record = read_controller(folder)
     assert record is not None and record.has_ended
-    assert not (folder / "lease").exists()
+    assert LeaseWatch(folder).look().request is Request.end
     assert not left_over(folder)
     return outcome, echoed
 
@@ -85,13 +87,20 @@ def when(paths: Sequence[Path], act: Callable[[], None]) -> None:
 
 
 @pytest.fixture
-def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ``ssh`` that runs the command here; ``no-such-host`` is not found. Its calls are in ``calls``."""
+def attempt(tmp_path: Path) -> Path:
+    """The folder of an attempt, the only one of its run."""
+    folder = tmp_path / "attempts" / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def ssh(attempt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an attempt, and a ``ssh`` that runs the command here; ``no-such-host`` is not found."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = f"""#!{sys.executable}
 import os, sys
-open({str(tmp_path / "calls")!r}, "a").write(repr(sys.argv) + "\\n")
 host, command = sys.argv[-2:]
 if host == "no-such-host":
     print("ssh: Could not resolve hostname no-such-host: Name or service not known", file=sys.stderr)
@@ -101,22 +110,22 @@ os.execvp("bash", ["bash", "-c", command])
     (folder / "ssh").write_text(program)
     (folder / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return tmp_path
+    return attempt
 
 
 TWO = ("node-a", "node-b")
 
 
-def test_progress_is_passed_on_and_everything_is_logged(tmp_path: Path) -> None:
+def test_progress_is_passed_on_and_everything_is_logged(attempt: Path) -> None:
     program = RESULT + "print('noise'); print('[orchestrator] step 1')"
-    outcome, echoed = run(tmp_path, spec_of(tmp_path, program))
+    outcome, echoed = run(attempt, spec_of(attempt, program))
     assert (outcome.status, outcome.result) == (Status.completed, {"metric": 1.0, "status": "completed"})
     assert echoed == ["step 1"]
-    assert "noise" in (tmp_path / "launcher.log").read_text()
+    assert "noise" in (attempt / "launcher.log").read_text()
 
 
-def test_no_result_is_no_success(tmp_path: Path) -> None:
-    outcome, _ = run(tmp_path, spec_of(tmp_path, "pass"))
+def test_no_result_is_no_success(attempt: Path) -> None:
+    outcome, _ = run(attempt, spec_of(attempt, "pass"))
     assert outcome.status is Status.failed
     assert "no result" in outcome.reason
 
@@ -138,21 +147,21 @@ def test_secrets_reach_the_workers_and_no_command_line_or_file(ssh: Path) -> Non
     assert not [path for path in ssh.rglob("*") if path.is_file() and "hush" in path.read_text()]
 
 
-def test_setup_lines_come_first_and_what_they_set_stays(tmp_path: Path) -> None:
+def test_setup_lines_come_first_and_what_they_set_stays(attempt: Path) -> None:
     program = RESULT + "import os; print('GOT', os.environ['CUDA'])"
-    outcome, _ = run(tmp_path, spec_of(tmp_path, program, setup=("v=12", "export CUDA=$v.4")))
+    outcome, _ = run(attempt, spec_of(attempt, program, setup=("v=12", "export CUDA=$v.4")))
     assert outcome.status is Status.completed
-    assert "GOT 12.4" in (tmp_path / "launcher.log").read_text()
+    assert "GOT 12.4" in (attempt / "launcher.log").read_text()
 
 
-def test_a_setup_line_that_fails_ends_the_start(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "open('started', 'w')", setup=("true", "module load cuda/99"))
-    outcome, _ = run(tmp_path, spec)
+def test_a_setup_line_that_fails_ends_the_start(attempt: Path) -> None:
+    spec = spec_of(attempt, "open('started', 'w')", setup=("true", "module load cuda/99"))
+    outcome, _ = run(attempt, spec)
     assert outcome.status is Status.failed
-    log = (tmp_path / "launcher.log").read_text()
+    log = (attempt / "launcher.log").read_text()
     assert "launcher.setup failed: module load cuda/99" in log
     assert "command not found" in log
-    assert not (tmp_path / "started").exists()
+    assert not (attempt / "started").exists()
 
 
 def test_a_host_that_is_not_reached_starts_nothing_anywhere(ssh: Path) -> None:
@@ -177,26 +186,26 @@ def test_a_node_launcher_that_dies_quietly_fails_the_run(ssh: Path) -> None:
     outcome, _ = run(ssh, spec_of(ssh, program, hosts=TWO))
     assert outcome.status is Status.failed
     assert "node-b" in outcome.reason
-    assert outcome.agents[1].ranks_left == (1,)
+    assert "rank 1 behind" in outcome.reason
 
 
 def test_an_interrupt_ends_every_process_on_every_host(ssh: Path) -> None:
     when([ssh / "rank0", ssh / "rank1"], lambda: os.kill(os.getpid(), signal.SIGINT))
     outcome, _ = run(ssh, spec_of(ssh, NODE_LAUNCHER + "child.wait()", hosts=TWO))
-    assert (outcome.status, outcome.stopped_by) == (Status.interrupted, "signal")
+    assert (outcome.status, outcome.stopped_by) == (Status.interrupted, StoppedBy.signal)
 
 
 @pytest.mark.parametrize(("how", "stop_seconds"), [(Stop.save, 1.0), (Stop.now, 600.0)], ids=["after stop_seconds", "at once"])
-def test_a_stop_request_kills_what_ignores_sigterm(tmp_path: Path, how: Stop, stop_seconds: float) -> None:
+def test_a_stop_request_kills_what_ignores_sigterm(attempt: Path, how: Stop, stop_seconds: float) -> None:
     program = (
         "import pathlib, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "pathlib.Path('up').write_text('up')\n"
         "time.sleep(600)"
     )
-    when([tmp_path / "up"], lambda: request_stop(tmp_path, how))
-    outcome, _ = run(tmp_path, spec_of(tmp_path, program, stop_seconds=stop_seconds))
-    assert (outcome.status, outcome.stopped_by) == (Status.interrupted, "request")
+    when([attempt / "up"], lambda: request_stop(attempt, how))
+    outcome, _ = run(attempt, spec_of(attempt, program, stop_seconds=stop_seconds))
+    assert (outcome.status, outcome.stopped_by) == (Status.interrupted, StoppedBy.request)
 
 
 def test_an_agent_whose_controller_has_gone_ends_its_session(ssh: Path) -> None:
@@ -219,11 +228,157 @@ def test_an_agent_whose_controller_has_gone_ends_its_session(ssh: Path) -> None:
         time.sleep(0.2)
 
 
-def test_a_terminal_that_has_gone_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_terminal_that_has_gone_does_not_end_the_run(attempt: Path) -> None:
     def gone(_line: str) -> None:
         raise BrokenPipeError
 
     program = RESULT + "for step in range(2000): print('[orchestrator] step', step)"
-    outcome = Controller(tmp_path, spec_of(tmp_path, program), private={}, echo=gone).run()
+    outcome = Controller(attempt, spec_of(attempt, program), private={}, echo=gone).run()
     assert outcome.status is Status.completed
-    assert "step 1999" in (tmp_path / "launcher.log").read_text()
+    assert "step 1999" in (attempt / "launcher.log").read_text()
+
+
+RANKED = """
+import json, os, pathlib, subprocess, sys, time
+from orchestrator.lease import Lease, LeaseWatch, Request
+from orchestrator.presence import Phase, ProgressWriter, RankRecord, write_rank
+here = pathlib.Path('.')
+rank = os.environ.get('RANK')
+if rank is None:
+    first = int([word for word in sys.argv if word.startswith('--node_rank=')][0].split('=')[1]) * 2
+    words = [sys.executable, '-c', os.environ['RANKED']]
+    ranks = [subprocess.Popen(words, env={**os.environ, 'RANK': str(first + local)}) for local in (0, 1)]
+    while all(child.poll() is None for child in ranks):
+        time.sleep(1)
+    code = 0
+    for child in ranks:
+        if child.poll() not in (0, None):
+            code = child.poll()
+    if code:
+        for child in ranks:
+            child.terminate()
+    print(f'[ERROR] exits with return code = {code}')
+    sys.exit(code % 256 if code else [child.wait() for child in ranks][0])
+rank = int(rank)
+write_rank(here, RankRecord(rank=rank, local_rank=rank % 2, host='short', pid=os.getpid()))
+watch, progress = LeaseWatch(here), ProgressWriter(here)
+if rank == 0:
+    progress.advance(Phase.train, step=7)
+"""
+"""A node launcher with two ranks, which do what comes next."""
+
+
+def ranked(folder: Path, work: str, **changed: Any) -> LaunchSpec:
+    program = RANKED + work
+    environment = {"MARK": str(folder), "RANKED": program, "PYTHONPATH": str(Path(__file__).parents[3])}
+    return spec_of(folder, program, hosts=TWO, environment=environment, **changed)
+
+
+SAVING = """
+while watch.look().request is not Request.save_and_stop:
+    time.sleep(0.1)
+if rank == 0:
+    time.sleep(2)
+    (here / 'result.json').write_text(json.dumps({'status': 'stopped', 'checkpoint': 'checkpoints/global_step8'}))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1], ids=["Ctrl-C", "a time limit"])
+def test_ranks_that_are_asked_to_save_have_the_time_to(ssh: Path, number: signal.Signals) -> None:
+    when([ssh / "progress"], lambda: os.kill(os.getpid(), number))
+    outcome, echoed = run(ssh, ranked(ssh, SAVING))
+    stopped_by = StoppedBy.signal if number == signal.SIGINT else StoppedBy.time_limit
+    assert (outcome.status, outcome.stopped_by) == (Status.interrupted, stopped_by)
+    assert outcome.saved == "checkpoints/global_step8"
+    assert any("save" in line for line in echoed)
+
+
+def test_a_second_interrupt_does_not_wait_for_the_save(ssh: Path) -> None:
+    def twice() -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    when([ssh / "progress"], twice)
+    outcome, _ = run(ssh, ranked(ssh, "time.sleep(600)"))
+    assert (outcome.status, outcome.saved) == (Status.interrupted, None)
+
+
+def test_nothing_is_saved_if_the_run_does_not_want_it(ssh: Path) -> None:
+    when([ssh / "progress"], lambda: request_stop(ssh, Stop.save))
+    outcome, _ = run(ssh, ranked(ssh, SAVING, save_on_stop=False))
+    assert (outcome.status, outcome.stopped_by, outcome.saved) == (Status.interrupted, StoppedBy.request, None)
+
+
+def test_a_killed_rank_is_named_before_those_that_lost_it(ssh: Path) -> None:
+    work = """
+if rank == 3:
+    time.sleep(3)
+    print('the last words of rank 3', flush=True)
+    os.kill(os.getpid(), 9)
+while len(list(here.glob('ranks/*.json'))) < 4:
+    time.sleep(0.1)
+time.sleep(3)
+report = {'rank': rank, 'host': 'short', 'time': time.time() - 60,
+          'error': 'RuntimeError: Connection closed by peer', 'traceback': 'RuntimeError: Connection closed by peer'}
+(here / f'failure_rank_{rank}.json').write_text(json.dumps(report))
+time.sleep(600)
+"""
+    outcome, _ = run(ssh, ranked(ssh, work))
+    assert outcome.status is Status.failed
+    assert outcome.first is not None
+    assert (outcome.first.rank, outcome.first.host, outcome.first.exit_code) == (3, "node-b", -9)
+    assert outcome.reason.startswith("rank 3 on node-b: ") and "SIGKILL" in outcome.reason
+    assert outcome.cause == "host-out-of-memory"
+    assert [rank.rank for rank in outcome.ranks] == [0, 1, 2, 3]
+
+
+def test_what_a_rank_says_of_its_failure_is_the_reason(ssh: Path) -> None:
+    work = """
+time.sleep(2)
+if rank == 1:
+    text = 'OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'
+    report = {'rank': 1, 'host': 'short', 'time': time.time(), 'error': text, 'traceback': 'Traceback\\n' + text}
+    (here / 'failure_rank_1.json').write_text(json.dumps(report))
+    sys.exit(1)
+time.sleep(600)
+"""
+    outcome, _ = run(ssh, ranked(ssh, work))
+    assert "rank 1 on node-a: OutOfMemoryError" in outcome.reason
+    assert outcome.cause == "device-out-of-memory"
+    assert outcome.lines[-1].startswith("OutOfMemoryError")
+
+
+def test_a_run_that_hangs_ends_with_the_stacks_of_its_ranks(ssh: Path) -> None:
+    work = """
+import faulthandler
+def asleep_for_ever():
+    while watch.look().request is not Request.dump_stacks:
+        time.sleep(0.1)
+    (here / 'stacks').mkdir(exist_ok=True)
+    with open(here / 'stacks' / f'{rank}.txt', 'w') as file:
+        faulthandler.dump_traceback(file=file)
+    time.sleep(600)
+def in_a_collective():
+    asleep_for_ever()
+if rank == 3:
+    time.sleep(600)
+elif rank == 2:
+    asleep_for_ever()
+in_a_collective()
+"""
+    outcome, _ = run(ssh, ranked(ssh, work, hang_timeout=4.0))
+    assert outcome.status is Status.hung
+    assert "step 7" in outcome.reason
+    assert "no stack of rank 3" in outcome.reason
+    assert [group.ranks for group in outcome.stacks] == [(2,), (0, 1)]
+    assert "rank 2 in asleep_for_ever" in outcome.reason
+
+
+def test_ranks_of_an_attempt_whose_controller_died_end_before_the_next_starts(attempt: Path) -> None:
+    earlier = attempt.parent / "0"
+    earlier.mkdir()
+    Lease(earlier)
+    outcome, _ = run(attempt, spec_of(attempt, RESULT))
+    assert outcome.status is Status.completed
+    assert LeaseWatch(earlier).look().request is Request.end

@@ -1,0 +1,81 @@
+"""Where the ranks of a hung run stand: their stacks, read back and grouped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.presence import STACKS
+
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
+_OWN = "/orchestrator/"
+_START = "_run_module_as_main"
+"""At the bottom of a main thread's stack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A line that a rank is in."""
+
+    file: str
+    line: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({'/'.join(Path(self.file).parts[-2:])}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Ranks that stand at the same place. ``frames`` has the innermost first."""
+
+    ranks: tuple[int, ...]
+    frames: tuple[Frame, ...]
+
+    @property
+    def place(self) -> str:
+        """The innermost line, and the innermost one of ours."""
+        if not self.frames:
+            return "nowhere"
+        own = next((frame for frame in self.frames if _OWN in frame.file), None)
+        top = self.frames[0]
+        return str(top) if own in (None, top) else f"{top}, called from {own}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of ``stacks`` in ``outcome.json``."""
+        return {"ranks": list(self.ranks), "place": self.place}
+
+
+def main_stack(text: str) -> tuple[Frame, ...]:
+    """The main thread's frames in what ``faulthandler`` wrote of all threads."""
+    threads = [_frames(part) for part in re.split(r"(?m)^(?:Current thread|Thread) 0x", text)[1:]]
+    started = [frames for frames in threads if any(frame.name == _START for frame in frames)]
+    return (started or threads or [()])[-1]
+
+
+def stack_groups(attempt: Path) -> list[StackGroup]:
+    """The ranks that have left their stacks, by where they stand: the smallest groups, which are the odd ones, first."""
+    standing: dict[tuple[Frame, ...], list[int]] = {}
+    for path in (attempt / STACKS).glob("*.txt"):
+        if path.stem.isdigit():
+            standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(int(path.stem))
+    groups = [StackGroup(ranks=tuple(sorted(ranks)), frames=frames) for frames, ranks in standing.items()]
+    return sorted(groups, key=lambda group: (len(group.ranks), group.ranks))
+
+
+def ranks_with_stacks(attempt: Path) -> set[int]:
+    """The ranks that have left theirs so far."""
+    return {rank for group in stack_groups(attempt) for rank in group.ranks}
+
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    found = (_FRAME.match(line) for line in text.splitlines())
+    return tuple(Frame(file=match["file"], line=match["line"], name=match["name"].strip()) for match in found if match)
+
+
+def describe(groups: Sequence[StackGroup]) -> str:
+    """Where the odd ones stand, in one line."""
+    return "; ".join(f"rank {', '.join(map(str, group.ranks))} in {group.place}" for group in groups)
