@@ -29,6 +29,7 @@ from orchestrator.commands import (
     launch,
     logs,
     named_run,
+    preflight,
     rules,
     slurm,
     slurm_job,
@@ -365,6 +366,7 @@ _PURE_COMMANDS: dict[Command, Callable[[RunConfig], CommandResult]] = {
     Command.validate: validate.run,
     Command.compile: compile_command.run,
     Command.doctor: doctor.run,
+    Command.preflight: preflight.run,
 }
 _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult]] = {
     Command.validate: deepspeed_json.validate,
@@ -385,6 +387,7 @@ _HELP = {
     Command.launch: launch.HELP,
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
+    Command.preflight: preflight.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,

@@ -13,10 +13,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
-from orchestrator.commands import slurm
+from orchestrator.commands import out_of_memory, slurm
 from orchestrator.commands.compile import compiled
+from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
-from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.readiness import readiness
+from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import run_config_from_dict
@@ -25,16 +27,14 @@ from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
+from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
 from orchestrator.launch.detach import hand_over, sweep_findings
 from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
-from orchestrator.launch.machine import inspect_machine
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
-from orchestrator.launch.preflight import machine_findings, run_findings
-from orchestrator.launch.slurm import program_findings
 from orchestrator.launch.slurm_allocation import submits_a_job
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
@@ -77,6 +77,8 @@ class PreparedLaunch:
     plan: Plan
     resume_tag: str | None
     remarks: Sequence[Finding]
+    master_addr: str | None
+    """An address of the first host that all others were seen to reach."""
     starts_over: bool = False
     """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
 
@@ -102,20 +104,33 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         return refusal(config, plan)
     assert plan.model is not None
     run_dir = Path(config.run_dir)
-    remarks = _host_findings(config, run_dir, plan.model.num_parameters)
-    if has_error(remarks):
-        payload = {"verdict": "host not ready", "findings": [finding.to_dict() for finding in remarks]}
-        return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(remarks))
     if submits_a_job(config):
         slurm.require_no_job(run_dir)
-    if not config.checkpoint.resume:
-        starts_over = slurm.is_started_again(config)
-        if not starts_over:
-            require_new(run_dir)
-        return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks, starts_over=starts_over)
-    resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
-    remarks = [*remarks, *resume_remarks]
-    return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks)
+    starts_over = not config.checkpoint.resume and slurm.is_started_again(config)
+    if not config.checkpoint.resume and not starts_over:
+        require_new(run_dir)
+    remarks: list[Finding] = []
+    master_addr = resume_tag = None
+    if submits_a_job(config):
+        if refused := slurm.login_refusal(config):
+            return refused
+    elif config.preflight.enabled and not config.dry_run:
+        ready = readiness(config, plan)
+        if not ready.is_ready:
+            return ready.result()
+        plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
+    if config.checkpoint.resume:
+        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        remarks += resume_remarks
+    return PreparedLaunch(
+        config=config,
+        words=words,
+        plan=plan,
+        resume_tag=resume_tag,
+        remarks=remarks,
+        master_addr=master_addr,
+        starts_over=starts_over,
+    )
 
 
 def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
@@ -129,7 +144,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
         return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
-        spec = _prepare_spec(config, plan, attempt)
+        spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
         show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
         show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
@@ -172,17 +187,6 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
-
-
-def _host_findings(config: RunConfig, run_dir: Path, num_parameters: int) -> list[Finding]:
-    if not config.preflight.enabled:
-        return []
-    here = run_findings(config, run_dir=run_dir, num_parameters=num_parameters)
-    if submits_a_job(config):
-        # this host is no host of the run, but it sees the same disks
-        shared = [finding for finding in here if finding.rule in ("data-file", "checkpoint-disk")]
-        return shared if config.dry_run else [*program_findings(), *shared]
-    return here if config.dry_run else [*machine_findings(inspect_machine(), config), *here]
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -253,11 +257,18 @@ def _freeze(prepared: PreparedLaunch) -> Attempt:
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
-def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt) -> LaunchSpec:
+def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt, master_addr: str | None) -> LaunchSpec:
     assert plan.cluster is not None
     write_text(attempt.path / HOSTFILE, hostfile_text(plan.cluster))
     swap_directory = _nvme_directory(config)
-    spec = launch_spec(config, plan.cluster, attempt.path, working_directory=Path.cwd(), swap_directory=swap_directory)
+    spec = launch_spec(
+        config,
+        plan.cluster,
+        attempt.path,
+        working_directory=Path.cwd(),
+        master_addr=master_addr,
+        swap_directory=swap_directory,
+    )
     if spec.backend is LauncherBackend.pdsh:
         write_text(attempt.path / WORKER_ENVIRONMENT, worker_environment_text(attempt.path, spec.environment, spec.setup))
     write_text(attempt.path / "command.sh", spec.shell() + "\n")
@@ -283,11 +294,21 @@ def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
     if outcome.status is Status.interrupted:
-        return CommandResult(
-            exit_code=INTERRUPTED, payload=payload, text=outcome_report.interruption_report(outcome, attempt.log_file)
-        )
+        report = outcome_report.interruption_report(outcome, attempt.log_file)
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     if outcome.status is Status.completed:
         assert outcome.result is not None
         report = text.result_report(outcome.result, attempt.path)
         return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
-    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=outcome_report.failure_report(outcome, attempt.log_file))
+    memory = _out_of_memory(outcome, attempt)
+    payload["out_of_memory"] = None if memory is None else memory.to_dict()
+    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
+
+
+def _out_of_memory(outcome: Outcome, attempt: Attempt) -> OutOfMemory | None:
+    """What the rank that failed first needed and had, if memory was what it lacked."""
+    first = outcome.first
+    if first is None:
+        return None
+    return out_of_memory.report(attempt, first.rank, killed=first.cause == HOST_OUT_OF_MEMORY and first.exit_code != 1)

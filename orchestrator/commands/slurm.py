@@ -25,6 +25,7 @@ from orchestrator.launch.slurm import (
     JobState,
     SlurmError,
     job_state,
+    program_findings,
     read_job,
     requeue,
     submit,
@@ -34,6 +35,7 @@ from orchestrator.launch.slurm_allocation import current_allocation
 from orchestrator.launch.slurm_follow import follow
 from orchestrator.launch.slurm_script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
+from orchestrator.report import text
 from orchestrator.run_dir import CommandWords, checkpoint_dir, newest_attempt, write_text
 
 Echo = Callable[[str], None]
@@ -67,6 +69,26 @@ def require_no_job(run_dir: Path) -> None:
         message = f"job {job.job_id} of {run_dir} is {state}"
         fix = f"follow it: orchestrator logs {run_dir}, end it: orchestrator stop {run_dir}, or another run_dir"
         raise ConfigurationError([error("run-directory", "run_dir", message, fix)])
+
+
+def login_refusal(config: RunConfig) -> CommandResult | None:
+    """Why no job can be submitted from here; None if one can. The hosts themselves are looked at in the allocation.
+
+    A dry run only writes the script, which can be submitted elsewhere.
+    """
+    findings = [] if config.dry_run else program_findings()
+    if config.preflight.enabled and not config.dry_run:
+        named = {"data.path": config.data.path, "data.tokenizer_path": config.data.tokenizer_path}
+        fix = f"correct the path; if only the hosts of the job have it: dry_run=true, and sbatch {JOB_SCRIPT} by hand"
+        findings += [
+            error("data-file", option, f"{path} does not exist on this login node", fix)
+            for option, path in named.items()
+            if path and not Path(path).exists()
+        ]
+    if not findings:
+        return None
+    payload = {"verdict": "host not ready", "findings": [finding.to_dict() for finding in findings]}
+    return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(findings))
 
 
 def is_started_again(config: RunConfig) -> bool:

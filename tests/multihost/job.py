@@ -99,9 +99,12 @@ class Job:
         return process
 
     def processes(self) -> list[psutil.Process]:
-        """What lives on its hosts, and was not there before it."""
+        """What lives on its hosts, and was not there before it.
+
+        The end of a connection that sshd keeps is the host's own: after a cut it waits as long as TCP does.
+        """
         living = [process for host in self.hosts for process in host.processes()]
-        return [process for process in living if process not in self.before]
+        return [process for process in living if process not in self.before and not _is_sshd(process)]
 
     def ends(self, within: float) -> int:
         """Its exit code."""
@@ -112,7 +115,7 @@ def start(
     folder: Path, hosts: tuple[Host, ...], *more: str, slots: int = 1, environment: Mapping[str, str] | None = None
 ) -> Job:
     """Start a run on host0."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True)
     argv = words(folder, hosts, *more, slots=slots)
     before = [process for host in hosts for process in host.processes()]
     started = hosts[0].start(*argv, cwd=folder, log=folder / "printed.log", environment=environment)
@@ -126,8 +129,9 @@ class Ending:
     code: int
     detect_seconds: float
     stopped_seconds: float
-    orphans: int
+    orphans: list[str]
     printed: str
+    """Since the fault."""
 
 
 def ending(job: Job, strike: Callable[[], object], *, within: float, victims: Sequence[psutil.Process] = ()) -> Ending:
@@ -136,6 +140,7 @@ def ending(job: Job, strike: Callable[[], object], *, within: float, victims: Se
     The fault is detected when the first process ends that is none of the ``victims``.
     """
     others = [process for process in job.processes() if process not in victims]
+    said_before = len(job.printed)
     struck = time.monotonic()
     strike()
     detected = stopped = None
@@ -145,9 +150,16 @@ def ending(job: Job, strike: Callable[[], object], *, within: float, victims: Se
         if job.controller.outer.poll() is not None and not job.processes():
             stopped = time.monotonic() - struck
         time.sleep(0.1)
-    orphans = job.processes()
+    orphans = [" ".join(process.cmdline()) for process in job.processes()]
     assert job.controller.outer.poll() is not None, f"it has not ended within {within:.0f} s: {job.printed}"
-    return Ending(job.ends(1), detected or within, stopped or within, len(orphans), job.printed)
+    return Ending(job.ends(1), detected or within, stopped or within, orphans, job.printed[said_before:])
+
+
+def _is_sshd(process: psutil.Process) -> bool:
+    try:
+        return bool(process.name() == "sshd")
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _lives(process: psutil.Process) -> bool:

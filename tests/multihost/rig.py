@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -214,6 +215,16 @@ class Host:
     def mend(self) -> None:
         self.switch.do("ip", "link", "set", self.name, "up")
 
+    @contextmanager
+    def memory(self, mib: int) -> Iterator[None]:
+        """Let the host have so much RAM, as far as ``/proc/meminfo`` tells."""
+        kinds = {"MemTotal": mib, "MemFree": mib, "MemAvailable": mib, "Buffers": 0, "Cached": 0, "SwapTotal": 0, "SwapFree": 0}
+        fake = self.files / "meminfo"
+        fake.write_text("".join(f"{name + ':':<16}{size << 10} kB\n" for name, size in kinds.items()))
+        self.spaces.do("mount", "--bind", str(fake), "/proc/meminfo")
+        yield
+        self.spaces.do("umount", "/proc/meminfo")
+
     def start_sshd(self) -> None:
         """Start it, if it does not run."""
         if self._sshd is not None:
@@ -221,7 +232,7 @@ class Host:
         pid_file = self.files / "sshd.pid"
         pid_file.unlink(missing_ok=True)
         self.spaces.do(_SSHD, "-f", str(self.files / "sshd_config"), "-E", str(self.files / "sshd.log"))
-        eventually(lambda: pid_file.exists() and pid_file.read_text().strip(), within=30, what=f"sshd of {self.name} listens")
+        eventually(lambda: pid_file.exists() and pid_file.read_text(), within=30, what=f"sshd of {self.name} listens")
         inside = pid_file.read_text().strip()
         (process,) = [each for each in self.processes() if _pid_inside(each.pid) == inside]
         self._sshd = process.pid
