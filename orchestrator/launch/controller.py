@@ -357,4 +357,4 @@ def _lost(link: AgentLink) -> str:
         return f"{link.host} cannot be reached, or starts no agent (exit code {code})"
     if code == UNREACHABLE:
         return f"the link to {link.host} was lost"
-    return f"the agent on {link.host} has gone (exit code {code})"
+    return f"the agent on {link.host} has gone" + (f" (exit code {code})" if code is not None else "")
