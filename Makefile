@@ -11,7 +11,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev ops
 	# The same ninja as for the ops: another version would compile them again, in the middle of a test.
-	OMP_NUM_THREADS=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 # trains 150 combinations of layout, ZeRO, offload, schedule and recomputation, and writes the table of them
 test-grid: $(VENV)/installed-dev ops

@@ -29,6 +29,7 @@ from orchestrator.commands import (
     launch,
     logs,
     named_run,
+    preflight,
     rules,
     status,
     stop,
@@ -276,6 +277,7 @@ def _sweep(arguments: Arguments, overrides: list[str]) -> int:
         try:
             config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
             deepspeed_json.unsupported(config)
+            launch.require_attached(config)
             point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
             prepared = launch.prepare(config, _words(point, config))
             result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
@@ -354,6 +356,7 @@ _PURE_COMMANDS: dict[Command, Callable[[RunConfig], CommandResult]] = {
     Command.validate: validate.run,
     Command.compile: compile_command.run,
     Command.doctor: doctor.run,
+    Command.preflight: preflight.run,
 }
 _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult]] = {
     Command.validate: deepspeed_json.validate,
@@ -374,6 +377,7 @@ _HELP = {
     Command.launch: launch.HELP,
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
+    Command.preflight: preflight.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,

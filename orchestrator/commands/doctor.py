@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from orchestrator.commands.result import HOST_NOT_READY, OK, CommandResult
 from orchestrator.config.schema import RunConfig
-from orchestrator.findings import has_error
-from orchestrator.launch.machine import Machine, inspect_machine
-from orchestrator.launch.preflight import machine_findings
+from orchestrator.launch.host_check import check_machine
+from orchestrator.planning.cluster_spec import Host
+from orchestrator.report import preflight as report
 from orchestrator.report import text
 
 HELP = """Look at this machine: versions, devices, compiled DeepSpeed ops, tools, and what to install. Starts nothing.
@@ -18,31 +20,16 @@ Examples:
 
 
 def run(config: RunConfig) -> CommandResult:
-    """Inspect this machine for the needs of ``config``."""
-    machine = inspect_machine()
-    findings = machine_findings(machine, config)
-    ready = not has_error(findings)
-    payload = {"ready": ready, "findings": [finding.to_dict() for finding in findings], "machine": machine_dict(machine)}
-    report = [text.machine_table(machine), *text.findings_report(findings), text.readiness(ready, machine.hostname)]
-    return CommandResult(exit_code=OK if ready else HOST_NOT_READY, payload=payload, text=report)
-
-
-def machine_dict(machine: Machine) -> dict[str, object]:
-    """The machine as JSON; sizes are bytes, ages seconds."""
-    return {
-        "hostname": machine.hostname,
-        "python": machine.python,
-        "packages": dict(machine.packages),
-        "devices": [
-            {"name": device.name, "total_bytes": device.total_bytes, "free_bytes": device.free_bytes}
-            for device in machine.devices
-        ],
-        "num_cores": machine.num_cores,
-        "memory_bytes": machine.memory_bytes,
-        "available_memory_bytes": machine.available_memory_bytes,
-        "shared_memory_bytes": machine.shared_memory_bytes,
-        "tools": dict(machine.tools),
-        "extensions_dir": str(machine.extensions_dir),
-        "built_ops": dict(machine.built_ops),
-        "build_locks": {str(path): age for path, age in machine.build_locks.items()},
+    """Look at this machine for the needs of ``config``, as ``preflight`` looks at every host of a run."""
+    slots = 1 if config.cluster.hostfile else config.cluster.devices_per_host
+    check = check_machine(config, Host(name="localhost", slots=slots))
+    findings, facts = check.findings, check.facts
+    payload = {
+        "ready": check.is_ready,
+        "findings": [finding.to_dict() for finding in findings],
+        "machine": None if facts is None else asdict(facts),
     }
+    table = [] if facts is None else [report.machine_table(facts)]
+    name = "this host" if facts is None or facts.hostname is None else facts.hostname
+    parts = [*table, *text.findings_report(findings), text.readiness(check.is_ready, name)]
+    return CommandResult(exit_code=OK if check.is_ready else HOST_NOT_READY, payload=payload, text=parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,28 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
+from orchestrator.commands import out_of_memory
 from orchestrator.commands.compile import compiled
+from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
-from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.readiness import readiness
+from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
+from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
+from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
+from orchestrator.launch.detach import hand_over, sweep_findings
 from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
-from orchestrator.launch.machine import inspect_machine
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
-from orchestrator.launch.preflight import machine_findings, run_findings
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import outcome as outcome_report
@@ -72,6 +76,8 @@ class PreparedLaunch:
     plan: Plan
     resume_tag: str | None
     remarks: Sequence[Finding]
+    master_addr: str | None
+    """An address of the first host that all others were seen to reach."""
 
     @property
     def run_dir(self) -> Path:
@@ -95,16 +101,21 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         return refusal(config, plan)
     assert plan.model is not None
     run_dir = Path(config.run_dir)
-    remarks = _host_findings(config, run_dir, plan.model.num_parameters)
-    if has_error(remarks):
-        payload = {"verdict": "host not ready", "findings": [finding.to_dict() for finding in remarks]}
-        return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(remarks))
     if not config.checkpoint.resume:
         require_new(run_dir)
-        return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=None, remarks=remarks)
-    resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
-    remarks = [*remarks, *resume_remarks]
-    return PreparedLaunch(config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks)
+    remarks: list[Finding] = []
+    master_addr = resume_tag = None
+    if config.preflight.enabled and not config.dry_run:
+        ready = readiness(config, plan)
+        if not ready.is_ready:
+            return ready.result()
+        plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
+    if config.checkpoint.resume:
+        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        remarks += resume_remarks
+    return PreparedLaunch(
+        config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks, master_addr=master_addr
+    )
 
 
 def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
@@ -115,13 +126,25 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
     config, plan = prepared.config, prepared.plan
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
-        spec = _prepare_spec(config, plan, attempt)
+        spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
         show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
         show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
-        outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
-    return _ended(outcome, attempt)
+        if not config.launcher.detach:
+            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            return _ended(outcome, attempt)
+    return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
+
+
+def require_attached(config: RunConfig) -> None:
+    """Make sure that the point of a sweep is one that can be waited for.
+
+    Raises:
+        ConfigurationError: it would run detached.
+    """
+    if findings := sweep_findings(config.launcher):
+        raise ConfigurationError(findings)
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
@@ -145,13 +168,6 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
-
-
-def _host_findings(config: RunConfig, run_dir: Path, num_parameters: int) -> list[Finding]:
-    if not config.preflight.enabled:
-        return []
-    here = run_findings(config, run_dir=run_dir, num_parameters=num_parameters)
-    return here if config.dry_run else [*machine_findings(inspect_machine(), config), *here]
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -222,11 +238,18 @@ def _freeze(prepared: PreparedLaunch) -> Attempt:
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
-def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt) -> LaunchSpec:
+def _prepare_spec(config: RunConfig, plan: Plan, attempt: Attempt, master_addr: str | None) -> LaunchSpec:
     assert plan.cluster is not None
     write_text(attempt.path / HOSTFILE, hostfile_text(plan.cluster))
     swap_directory = _nvme_directory(config)
-    spec = launch_spec(config, plan.cluster, attempt.path, working_directory=Path.cwd(), swap_directory=swap_directory)
+    spec = launch_spec(
+        config,
+        plan.cluster,
+        attempt.path,
+        working_directory=Path.cwd(),
+        master_addr=master_addr,
+        swap_directory=swap_directory,
+    )
     if spec.backend is LauncherBackend.pdsh:
         write_text(attempt.path / WORKER_ENVIRONMENT, worker_environment_text(attempt.path, spec.environment, spec.setup))
     write_text(attempt.path / "command.sh", spec.shell() + "\n")
@@ -239,14 +262,34 @@ def _dry_run(spec: LaunchSpec, attempt: Attempt) -> CommandResult:
     return CommandResult(exit_code=OK, payload=payload, text=[Text("dry run: nothing was started")])
 
 
+def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
+    payload = {
+        "status": "detached",
+        "attempt": str(attempt.path),
+        "log": str(attempt.log_file),
+        "controller": asdict(controller),
+    }
+    return CommandResult(exit_code=OK, payload=payload, text=outcome_report.detached_report(controller, attempt.run_dir))
+
+
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
     if outcome.status is Status.interrupted:
-        return CommandResult(
-            exit_code=INTERRUPTED, payload=payload, text=outcome_report.interruption_report(outcome, attempt.log_file)
-        )
+        report = outcome_report.interruption_report(outcome, attempt.log_file)
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     if outcome.status is Status.completed:
         assert outcome.result is not None
         report = text.result_report(outcome.result, attempt.path)
         return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
-    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=outcome_report.failure_report(outcome, attempt.log_file))
+    memory = _out_of_memory(outcome, attempt)
+    payload["out_of_memory"] = None if memory is None else memory.to_dict()
+    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
+
+
+def _out_of_memory(outcome: Outcome, attempt: Attempt) -> OutOfMemory | None:
+    """What the rank that failed first needed and had, if memory was what it lacked."""
+    first = outcome.first
+    if first is None:
+        return None
+    return out_of_memory.report(attempt, first.rank, killed=first.cause == HOST_OUT_OF_MEMORY and first.exit_code != 1)

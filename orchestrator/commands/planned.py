@@ -16,9 +16,12 @@ from orchestrator.planning.fixes import Fix, find_fixes
 from orchestrator.planning.plan import Plan, make_plan
 
 
-def plan_run(config: RunConfig) -> Plan:
-    """Plan ``config``; everything that is wrong with it is among the plan's findings."""
-    hosts, findings = _hosts(config)
+def plan_run(config: RunConfig, *, hosts: tuple[Host, ...] | None = None) -> Plan:
+    """Plan ``config``; everything that is wrong with it is among the plan's findings.
+
+    ``hosts``: those that were looked at, with what was measured there, in place of those that ``config`` names.
+    """
+    hosts, findings = _hosts(config) if hosts is None else (hosts, [])
     shaped = with_pretrained_shape(config)
     plan = make_plan(shaped, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
     if gives_the_shape(config):
@@ -26,9 +29,10 @@ def plan_run(config: RunConfig) -> Plan:
     return plan.with_findings(pretrained_findings(shaped, plan.model))
 
 
-def fixes_for(config: RunConfig, plan: Plan) -> tuple[Fix, ...]:
+def fixes_for(config: RunConfig, plan: Plan, *, hosts: tuple[Host, ...] | None = None) -> tuple[Fix, ...]:
     """The smallest changes that make an infeasible plan fit; none for a plan that fits or is invalid."""
-    hosts, _ = _hosts(config)
+    if hosts is None:
+        hosts, _ = _hosts(config)
     return find_fixes(with_pretrained_shape(config), plan, hosts=hosts, machine_memory_bytes=memory_limit_bytes())
 
 

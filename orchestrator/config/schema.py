@@ -418,7 +418,7 @@ class PreflightConfig:
     """Check versions, devices, memory, disks, compiler, stale build locks and ports first."""
     timeout: float = 60.0
     """How long the probe of one host may take, seconds."""
-    parallel: int = 64
+    parallel: int = 128
     """Hosts that are probed at once."""
     collective: bool = False
     """Run a small all-reduce over all ranks as well, and compare each host's bus bandwidth with the cluster preset."""

@@ -43,9 +43,3 @@ def is_built(name: str) -> bool:
     """
     folder = extensions_dir()
     return any((place / name / f"{name}.so").exists() for place in (folder, *folder.glob("py*")))
-
-
-def build_locks() -> list[Path]:
-    """Locks of builds that are going on, or were killed; DeepSpeed waits for as long as they are there."""
-    folder = extensions_dir()
-    return sorted(path for place in (folder, *folder.glob("py*")) for path in place.glob("*/lock") if path.is_file())

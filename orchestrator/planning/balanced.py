@@ -21,7 +21,7 @@ def balanced_partition(estimator: Estimator, *, stages_per_rank: int) -> Partiti
     it is the one with the smallest peak, and of those the fastest.
     """
     search = _Search(estimator=estimator, stages_per_rank=stages_per_rank)
-    memory = estimator.cluster.device_memory_bytes
+    memory = estimator.cluster.smallest_device_memory_bytes
     usable = usable_bytes(memory, estimator.config.planner.memory_margin)
     paces = sorted({pace for stage in range(search.num_stages) for pace in search.paces(stage)})
     if search.counts(paces[-1], usable) is None:

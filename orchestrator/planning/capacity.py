@@ -47,11 +47,11 @@ def capacity_findings(config: RunConfig, layout: ParallelLayout, memory: MemoryE
 
 
 def _device_finding(config: RunConfig, layout: ParallelLayout, classes: tuple[DeviceMemory, ...]) -> Iterator[Finding]:
-    worst = max(classes, key=lambda entry: entry.device_bytes)
+    worst = max(classes, key=lambda entry: entry.device_bytes - entry.capacity_bytes)
     margin = config.planner.memory_margin
     if worst.device_bytes <= usable_bytes(worst.capacity_bytes, margin):
         return
-    over = [entry for entry in classes if entry.device_bytes > worst.capacity_bytes]
+    over = [entry for entry in classes if entry.device_bytes > entry.capacity_bytes]
     ranks = f"{worst.ranks[0]}-{worst.ranks[-1]}" if len(worst.ranks) > 1 else f"{worst.ranks[0]}"
     if len(classes) > 1:
         where = f"each rank of stage {worst.stage} ({ranks})"
@@ -59,7 +59,8 @@ def _device_finding(config: RunConfig, layout: ParallelLayout, classes: tuple[De
         where = f"each of ranks {ranks}" if len(worst.ranks) > 1 else f"rank {ranks}"
     others = f"; {len(over) - 1} more of the {len(classes)} stages do not fit either" if len(over) > 1 else ""
     need = f"{where} needs {_compared(worst.device_bytes, worst.capacity_bytes, margin)} of {config.cluster.device_name}"
-    message = f"{need}; it peaks in the {worst.phase.value} phase: {_largest(worst.components)}{others}"
+    measured = "" if worst.measured_on is None else f" as measured on {worst.measured_on}"
+    message = f"{need}{measured}; it peaks in the {worst.phase.value} phase: {_largest(worst.components)}{others}"
     remedies = ", ".join(_device_remedies(config, layout))
     if over:
         yield error(DEVICE_MEMORY, "cluster.device_memory_gib", message, f"try {remedies}")
@@ -91,11 +92,11 @@ def _device_remedies(config: RunConfig, layout: ParallelLayout) -> Iterator[str]
 
 
 def _host_finding(config: RunConfig, hosts: tuple[HostMemory, ...]) -> Iterator[Finding]:
-    worst = max(hosts, key=lambda entry: entry.peak_bytes)
+    worst = max(hosts, key=lambda entry: entry.peak_bytes - entry.capacity_bytes)
     margin = config.planner.memory_margin
     if worst.peak_bytes <= usable_bytes(worst.capacity_bytes, margin):
         return
-    over = [entry for entry in hosts if entry.peak_bytes > worst.capacity_bytes]
+    over = [entry for entry in hosts if entry.peak_bytes > entry.capacity_bytes]
     others = f"; {len(over) - 1} more of the {len(hosts)} hosts do not fit either" if len(over) > 1 else ""
     phases = {"a step": worst.step_bytes, "saving a checkpoint": worst.save_bytes, "the start": worst.start_bytes}
     peak = max(phases, key=lambda phase: phases[phase])
@@ -122,9 +123,10 @@ def _host_remedies(config: RunConfig) -> Iterator[str]:
 
 
 def _nvme_finding(config: RunConfig, disks: tuple[NvmeMemory, ...]) -> Iterator[Finding]:
-    worst = max(disks, key=lambda entry: entry.bytes)
-    if worst.bytes == 0:
+    written = [entry for entry in disks if entry.bytes]
+    if not written:
         return
+    worst = max(written, key=lambda entry: entry.bytes - (entry.capacity_bytes or 0))
     if worst.capacity_bytes is None:
         yield warning(
             "nvme-unknown",

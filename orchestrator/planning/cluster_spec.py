@@ -21,6 +21,12 @@ class Host:
     slots: int
     devices: tuple[int, ...] | None = None
     """Numbers of the devices on the host, as many as slots; ``None`` = from 0 up."""
+    device_memory_bytes: int | None = None
+    """What of its fullest device may be used, where that was measured; ``None`` = as the cluster says."""
+    host_memory_bytes: int | None = None
+    """Its RAM, likewise."""
+    nvme_bytes: int | None = None
+    """Room on its NVMe disk, likewise."""
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
@@ -30,7 +36,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Hosts that are alike but for their slots. Bandwidths are bytes a second in one direction, ``None`` when unknown."""
+    """Hosts that are alike but for their slots and what was measured there. Bandwidths are bytes a second in one direction,
+    ``None`` when unknown."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -40,6 +47,8 @@ class ClusterSpec:
     """Memory of one device as torch reports it; without one of its own (CPU), a process's share of the host's RAM."""
     device_context_bytes: int
     """What a process takes of the device before any tensor."""
+    shares_host_memory: bool
+    """Whether ranks have no memory but their host's RAM."""
     host_memory_bytes: int
     nvme_bytes: int | None
     precisions: frozenset[Precision]
@@ -59,6 +68,43 @@ class ClusterSpec:
     def devices_per_host(self) -> int:
         """Devices of the host that has most."""
         return max(host.slots for host in self.hosts)
+
+    @property
+    def smallest_device_memory_bytes(self) -> int:
+        """What every rank has at least."""
+        return min((self.device_capacity(host) for host in self.hosts), default=self.device_memory_bytes)
+
+    def device_capacity(self, host: Host) -> int:
+        """Memory of one device of ``host``; without one of its own, a process's share of the host's RAM."""
+        if host.device_memory_bytes is not None:
+            return host.device_memory_bytes
+        if self.shares_host_memory and host.host_memory_bytes is not None:
+            return host.host_memory_bytes // self.devices_per_host
+        return self.device_memory_bytes
+
+    def host_capacity(self, host: Host) -> int:
+        """RAM of ``host``."""
+        return self.host_memory_bytes if host.host_memory_bytes is None else host.host_memory_bytes
+
+    def nvme_capacity(self, host: Host) -> int | None:
+        """Room on the NVMe disk of ``host``; ``None`` when unknown."""
+        return self.nvme_bytes if host.nvme_bytes is None else host.nvme_bytes
+
+    def tightest_host(self, ranks: range) -> Host | None:
+        """The host with the smallest devices among those that hold ``ranks``; ``None`` where all are as the cluster says."""
+        if not self.is_measured:
+            return None
+        holding, first = [], 0
+        for host in self.hosts:
+            if first < ranks.stop and first + host.slots > ranks.start:
+                holding.append(host)
+            first += host.slots
+        return min(holding, key=self.device_capacity)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the capacities of its hosts were measured."""
+        return any(host.device_memory_bytes is not None or host.host_memory_bytes is not None for host in self.hosts)
 
 
 def is_loopback(name: str) -> bool:
@@ -95,6 +141,7 @@ def cluster_spec_from_config(
         device_name=config.device_name,
         device_memory_bytes=shared if config.device_memory_gib is None else round(config.device_memory_gib * GIB),
         device_context_bytes=round(config.device_context_gib * GIB),
+        shares_host_memory=config.device_memory_gib is None,
         host_memory_bytes=host_memory,
         nvme_bytes=None if config.nvme_gib is None else round(config.nvme_gib * GIB),
         precisions=frozenset(config.precisions),

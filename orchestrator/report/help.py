@@ -18,6 +18,7 @@ _VERBS = {
     Command.compile: "print the DeepSpeed JSON of the run",
     Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
     Command.export: "write a checkpoint of a run as a Hugging Face folder",
+    Command.preflight: "look at every host of the run: can it take part?",
     Command.doctor: "what this machine has, and what to install",
     Command.rules: "list the rules a run is held against, or explain one",
     Command.explain: "say from its log why a DeepSpeed job failed",
@@ -28,7 +29,7 @@ _VERBS = {
 _EXIT_CODES = {
     0: "done, or feasible",
     2: "refused: the configuration is invalid or the plan does not fit; nothing was started",
-    3: "this host is not ready",
+    3: "a host is not ready; nothing was started",
     4: "the run failed",
     130: "interrupted: every process of the run on this host has ended",
 }

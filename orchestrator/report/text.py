@@ -15,7 +15,6 @@ from rich.text import Text
 
 from orchestrator.findings import Finding, RuleEntry, Severity
 from orchestrator.launch.diagnosis import Diagnosis, Occurrence
-from orchestrator.launch.machine import PACKAGES, Machine
 from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
@@ -141,28 +140,6 @@ def _place(occurrence: Occurrence) -> str:
     rank, host = occurrence.line.rank, occurrence.line.host
     who = "the launcher or a rank that did not name itself" if rank is None else f"rank {rank}"
     return who if host is None else f"{who} on {host}"
-
-
-def machine_table(machine: Machine) -> RenderableType:
-    """The facts of ``doctor``."""
-    table = _plain_table(machine.hostname, "")
-    table.add_row("python", machine.python)
-    for name in PACKAGES:
-        table.add_row(name, machine.packages[name] or "not installed")
-    table.add_row("cores", str(machine.num_cores))
-    table.add_row("memory", f"{format_bytes(machine.available_memory_bytes)} of {format_bytes(machine.memory_bytes)} available")
-    table.add_row("/dev/shm", f"{format_bytes(machine.shared_memory_bytes)} free")
-    for position, device in enumerate(machine.devices):
-        table.add_row(
-            f"device {position}", f"{device.name}, {format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)} free"
-        )
-    if not machine.devices:
-        table.add_row("devices", "no NVIDIA device answers")
-    built = [name for name, is_built in machine.built_ops.items() if is_built]
-    table.add_row("DeepSpeed ops", f"{', '.join(built) or 'none built'} in {machine.extensions_dir}")
-    for name, path in machine.tools.items():
-        table.add_row(name, path or "not found")
-    return table
 
 
 def readiness(ready: bool, hostname: str) -> Text:

@@ -77,7 +77,7 @@ def test_doctor_names_what_to_install(tmp_path: Path) -> None:
     rules = {finding["rule"] for finding in ended.json["findings"]}
     assert {"ops", "build-lock"} <= rules
     assert ended.json["machine"]["packages"]["deepspeed"]
-    if not ended.json["machine"]["devices"]:
+    if not ended.json["machine"]["accelerators"]["devices"]:
         assert ended.code == 3
         assert "devices" in rules
 

@@ -7,13 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.launch.machine import inspect_machine
+from orchestrator.config.load import load_config
+from orchestrator.launch.host_check import check_machine
+from orchestrator.planning.cluster_spec import Host
 from tests.cli.command_line import orchestrator
 
 
 def test_devices_are_those_of_torch() -> None:
-    names = [device.name for device in inspect_machine().devices]
-    assert names == [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    facts = check_machine(load_config(["cluster=dgx_h100"]), Host(name="localhost", slots=1)).facts
+    assert facts is not None
+    assert [device.name for device in facts.devices] == [
+        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+    ]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

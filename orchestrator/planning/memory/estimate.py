@@ -68,6 +68,8 @@ class DeviceMemory:
     phase: Phase
     phases: Mapping[Phase, PhaseMemory]
     """Every phase, in the order of a run."""
+    measured_on: str | None
+    """The host whose devices were measured to have less than the cluster says, and decide."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -91,6 +93,7 @@ class DeviceMemory:
             "ranks": list(self.ranks),
             **self.levels.to_dict(),
             "capacity_bytes": self.capacity_bytes,
+            "measured_on": self.measured_on,
             "components": dict(self.components),
             "phase": self.phase.value,
             "phases": {phase.value: memory.to_dict() for phase, memory in self.phases.items()},
@@ -163,7 +166,10 @@ class Estimator:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
         load, phases = self._known_stage(coordinate, held, self.passed, {})
         needed = needed_bytes(self._counted(load, phases, self.passed))
-        return int(reserved_bytes(needed, self.cluster.accelerator) + outside_bytes(self._surroundings))
+        return int(
+            reserved_bytes(needed, self.cluster.accelerator)
+            + outside_bytes(self._surroundings(self.cluster.device_memory_bytes))
+        )
 
     def _known_stage(
         self,
@@ -250,12 +256,16 @@ class Estimator:
     def _device(self, coordinate: int, load: StageLoad, phases: PhaseComponents, passed: Pass) -> DeviceMemory:
         counted = self._counted(load, phases, passed)
         peak = max(counted, key=lambda phase: sum(counted[phase].values()))
-        surroundings = self._surroundings
+        ranks = self.layout.stage_ranks(coordinate)
+        tightest = self.cluster.tightest_host(ranks)
+        capacity = self.cluster.device_memory_bytes if tightest is None else self.cluster.device_capacity(tightest)
+        surroundings = self._surroundings(capacity)
         return DeviceMemory(
             stage=coordinate,
-            ranks=self.layout.stage_ranks(coordinate),
+            ranks=ranks,
             levels=levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings),
-            capacity_bytes=self.cluster.device_memory_bytes,
+            capacity_bytes=capacity,
+            measured_on=tightest.name if tightest is not None and capacity < self.cluster.device_memory_bytes else None,
             components=counted[peak],
             phase=peak,
             phases=_phase_memories(counted, surroundings),
@@ -267,8 +277,7 @@ class Estimator:
             phases = self._with_offloaded(phases, load, passed)
         return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}
 
-    @property
-    def _surroundings(self) -> DeviceSurroundings:
+    def _surroundings(self, capacity_bytes: int) -> DeviceSurroundings:
         layout = self.layout
         return DeviceSurroundings(
             accelerator=self.cluster.accelerator,
@@ -278,7 +287,7 @@ class Estimator:
                 pipeline_parallel_size=layout.pipeline_parallel_size,
                 data_parallel_size=layout.data_parallel_size,
             ),
-            capacity_bytes=self.cluster.device_memory_bytes,
+            capacity_bytes=capacity_bytes,
         )
 
     def _with_offloaded(self, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:

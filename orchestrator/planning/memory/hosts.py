@@ -149,18 +149,21 @@ def sum_hosts(
 ) -> tuple[tuple[HostMemory, ...], tuple[NvmeMemory, ...]]:
     """Sum the shares of the ranks of each host, given the share of each stage's ranks.
 
-    Ranks go to hosts in order, and the ranks of a stage are consecutive. Hosts with the same mix of ranks are computed once.
+    Ranks go to hosts in order, and the ranks of a stage are consecutive. Hosts with the same mix of ranks and the same
+    capacities are computed once.
     """
     memories: list[HostMemory] = []
     disks: list[NvmeMemory] = []
-    known: dict[_Mix, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
+    known: dict[tuple[int, int | None, _Mix], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
     first_rank = 0
     for host in cluster.hosts:
         mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
         first_rank += host.slots
-        if mix not in known:
-            known[mix] = _host(cluster, [(shares[stage], count, writers) for stage, count, writers in mix])
-        memory, disk = known[mix]
+        kind = (cluster.host_capacity(host), cluster.nvme_capacity(host), mix)
+        if kind not in known:
+            present = [(shares[stage], count, writers) for stage, count, writers in mix]
+            known[kind] = _host(present, capacity_bytes=kind[0], nvme_capacity_bytes=kind[1])
+        memory, disk = known[kind]
         memories.append(HostMemory._make((host.name, *memory)))
         disks.append(NvmeMemory._make((host.name, *disk)))
     return tuple(memories), tuple(disks)
@@ -195,7 +198,9 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
     return cluster.device_context_bytes + 2 * int(states.parameters) + int(states.optimizer_states)
 
 
-def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _host(
+    present: Sequence[tuple[HostShare, int, int]], *, capacity_bytes: int, nvme_capacity_bytes: int | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """RAM and disk of a host with so many ranks of each share, some of which also write the model: all but its name."""
     components = {"launcher": LAUNCHER_BYTES}
     start = save = load = LAUNCHER_BYTES
@@ -213,7 +218,7 @@ def _host(cluster: ClusterSpec, present: Sequence[tuple[HostShare, int, int]]) -
         step_bytes=sum(components.values()),
         save_bytes=save,
         load_bytes=load,
-        capacity_bytes=cluster.host_memory_bytes,
+        capacity_bytes=capacity_bytes,
         components={name: size for name, size in components.items() if size},
     )
-    return memory[1:], NvmeMemory(host="", bytes=disk, capacity_bytes=cluster.nvme_bytes)[1:]
+    return memory[1:], NvmeMemory(host="", bytes=disk, capacity_bytes=nvme_capacity_bytes)[1:]
