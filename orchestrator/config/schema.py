@@ -28,6 +28,7 @@ from orchestrator.config.enums import (
     RecomputePolicy,
     WandbMode,
 )
+from orchestrator.config.speed import SpeedConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,6 +113,8 @@ class ClusterConfig:
     """Bandwidth between host and device, one direction, GB/s."""
     network_gbps: float | None = None
     """Network bandwidth of one host, one direction, GB/s (not Gbit/s)."""
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    """What of the rates above is really reached, and fixed costs."""
 
 
 @dataclass(kw_only=True, slots=True)
