@@ -1,8 +1,11 @@
 """What the cost model says of a published run.
 
-Two things that others run and DeepSpeed does not are added here: interleaved stages, whose bubble is a v-th of 1F1B's and which
-send v times as often (Narayanan et al. 2021, section 2.2), and sequences shared by ranks, which count as shares of a
-micro-batch.
+What others run and DeepSpeed does not is added here:
+
+- interleaved stages: the bubble is a v-th of 1F1B's, and v times as much is sent (Narayanan et al. 2021, section 2.2)
+- Megatron's tensor-parallel ranks each send a share of the stage's output to the next host (section 4.1)
+- Megatron-Core reduces gradients in the last backward pass and gathers parameters in the first forward pass of the next step
+- sequences shared by ranks count as shares of a micro-batch
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from orchestrator.planning.partition import Partition
 from tests.benchmarks.published_fit import memory_row
 from tests.benchmarks.published_memory import case_of
 from tests.benchmarks.published_systems import deepspeed_settings
-from tests.benchmarks.published_throughput import Run
+from tests.benchmarks.published_throughput import Run, System
 
 
 def predicted_seconds(run: Run) -> float | str:
@@ -26,7 +29,7 @@ def predicted_seconds(run: Run) -> float | str:
         lacking = missing_facts(step.cluster, step.settings.dtype)
         if lacking is not None:
             return lacking
-        return run.scale * interleaved_seconds(step_time(step, partition), run.num_chunks)
+        return run.scale * seconds_under(run, step_time(step, partition))
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as problem:
         return f"the cost model fails: {type(problem).__name__} {problem}"
 
@@ -52,8 +55,15 @@ def step_of(run: Run) -> tuple[TrainingStep, Partition]:
     return step, case.partition
 
 
-def interleaved_seconds(time: StepTime, num_chunks: int) -> float:
-    """The step with ``num_chunks`` chunks of the model on each stage."""
+def seconds_under(run: Run, time: StepTime) -> float:
+    """The step as the system of a run makes it, from the step as DeepSpeed would."""
     exposed = {name: component.exposed_seconds for name, component in time.components.items()}
-    saved = exposed.get("pipeline_bubble", 0.0) * (1 - 1 / num_chunks)
-    return time.step_seconds - saved + exposed.get("pipeline_transfers", 0.0) * (num_chunks - 1)
+    bubble, sends = exposed.get("pipeline_bubble", 0.0), exposed.get("pipeline_transfers", 0.0)
+    seconds = time.step_seconds - bubble * (1 - 1 / run.num_chunks)
+    if run.system in (System.megatron, System.megatron_core):
+        splits = 1 if run.sequence_parallel else run.layout.tensor_parallel_size
+        seconds += sends * (run.num_chunks / splits - 1)
+    if run.system is System.megatron_core:
+        beside = exposed["compute"] / run.layout.gradient_accumulation_steps
+        seconds -= min(beside, exposed.get("gradient_reduction", 0.0) + exposed.get("parameter_gather", 0.0))
+    return float(seconds)
