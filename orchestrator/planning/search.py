@@ -1,0 +1,400 @@
+"""The best plan of everything that can be run: which layout, ZeRO stage, offload, schedule and recomputation.
+
+Arrays give a lower bound of the time of every choice. Choices are taken in the order of their bounds; each is planned as
+``validate`` plans it, under every rule and with its exact time and memory, and the first that is at least as good as all bounds
+that are left is the best. Whole families of choices are priced only when the bound of a faster one of their kind comes up.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from orchestrator.config.enums import Objective
+from orchestrator.config.schema import RunConfig
+from orchestrator.findings import Finding, Severity, error
+from orchestrator.planning.capacity import CAPACITY_RULES, DEVICE_MEMORY, usable_bytes
+from orchestrator.planning.cluster_spec import ClusterSpec, Host
+from orchestrator.planning.cost.speeds import missing_facts
+from orchestrator.planning.cost.step_time import StepTime, step_time
+from orchestrator.planning.cost.training_step import TrainingStep
+from orchestrator.planning.memory.estimate import Estimator
+from orchestrator.planning.model_spec import ModelSpec
+from orchestrator.planning.partition import BALANCED
+from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.search_bounds import combination_bytes, combination_seconds
+from orchestrator.planning.search_space import (
+    Choice,
+    Combination,
+    fastest_combinations,
+    host_counts,
+    is_wanted,
+    slower_combinations,
+)
+
+CHOSEN_GROUPS = frozenset({"parallelism", "zero", "offload", "activation_checkpointing", "training"})
+"""Groups of options that the search sets."""
+MOST_KINDS = 5
+MOST_ON_FRONT = 6
+WORTH_SHOWING = 2.0
+"""Times as slow as the best that something else may be."""
+MEANT_SAVING = 0.95
+"""A point of the front needs at most this share of the memory of the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A choice that passes every rule and fits with its margin."""
+
+    choice: Choice
+    config: RunConfig
+    plan: Plan
+    time: StepTime
+    score: float
+    """What the objective makes least: seconds, or device seconds."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices it uses."""
+        assert self.plan.layout is not None
+        return self.plan.layout.world_size
+
+    @property
+    def device_bytes(self) -> int:
+        """What the fullest rank needs of its device."""
+        assert self.plan.memory is not None
+        return max(entry.device_bytes for entry in self.plan.memory.device)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What the fullest rank leaves free."""
+        assert self.plan.memory is not None
+        return min(entry.capacity_bytes - entry.device_bytes for entry in self.plan.memory.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Choices that would have been better, and the rule that forbids them."""
+
+    rule: str
+    choices: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found. Without a best plan ``findings`` and ``refused`` say why; with one, ``findings`` are errors of
+    options that a search does not choose."""
+
+    best: Candidate | None
+    others: tuple[Candidate, ...]
+    """The best of each other kind, best first."""
+    front: tuple[Candidate, ...]
+    """Ever less memory for ever more time, the best plan first."""
+    refused: tuple[Refusal, ...]
+    num_choices: int
+    num_planned: int
+    findings: tuple[Finding, ...]
+
+
+def search(config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int) -> SearchResult:
+    """The best plan for ``config``'s model, cluster and global batch, whatever layout, ZeRO or offload it names.
+
+    The arguments are those of ``make_plan``. Never raises for what a user can get wrong.
+    """
+    base = make_plan(config, hosts=hosts, machine_memory_bytes=machine_memory_bytes)
+    problems = list(_problems(config, base))
+    if problems:
+        return _nothing(problems)
+    assert base.model is not None and base.cluster is not None
+    walk = _Walk(
+        config=config,
+        spec=base.model,
+        cluster=base.cluster,
+        hosts=hosts,
+        machine_memory_bytes=machine_memory_bytes,
+        train_batch_size=global_batch(config, base),
+        unrelated=frozenset(unrelated_errors(base)),
+    )
+    for counts in _host_sets(config, base.cluster):
+        walk.run(counts)
+        if walk.found:
+            break
+    return walk.result()
+
+
+def global_batch(config: RunConfig, plan: Plan) -> int:
+    """Sequences of a step: as asked for, else what the configuration's own layout makes."""
+    if config.training.train_batch_size is not None:
+        return config.training.train_batch_size
+    assert plan.layout is not None
+    return plan.layout.train_batch_size
+
+
+def errors_of(plan: Plan) -> Iterator[Finding]:
+    """The findings that refuse a plan."""
+    return (finding for finding in plan.findings if finding.severity is Severity.error)
+
+
+def unrelated_errors(plan: Plan) -> Iterator[Finding]:
+    """Errors of options that a search does not choose, a missing data path say: they speak against no choice."""
+    return (finding for finding in errors_of(plan) if finding.field.split(".")[0] not in CHOSEN_GROUPS | {"cluster", "model"})
+
+
+def _problems(config: RunConfig, plan: Plan) -> Iterator[Finding]:
+    """What no choice can mend."""
+    if plan.model is None or plan.cluster is None:
+        yield from errors_of(plan)
+        return
+    if config.training.train_batch_size is None and plan.layout is None:
+        yield error(
+            "plan-batch",
+            "training.train_batch_size",
+            "the global batch is not given, and the layout that would make it is not legal",
+            "set training.train_batch_size",
+        )
+    elif config.training.train_batch_size is not None and config.training.train_batch_size < 1:
+        yield error(
+            "plan-batch",
+            "training.train_batch_size",
+            f"{config.training.train_batch_size} is not a number of at least 1",
+            "set training.train_batch_size=1 or more",
+        )
+    lacking = missing_facts(plan.cluster, plan.settings.dtype)
+    if lacking is not None:
+        yield error("plan-speeds", "cluster", lacking, "give them, or take a cluster preset that has them")
+
+
+def _host_sets(config: RunConfig, cluster: ClusterSpec) -> list[list[int]]:
+    """Numbers of hosts that are searched together; the next only if those before have no plan."""
+    if len({host.slots for host in cluster.hosts}) > 1:
+        return [[len(cluster.hosts)]]
+    counts = host_counts(len(cluster.hosts))
+    return [[number] for number in reversed(counts)] if config.planner.objective is Objective.fewest_hosts else [counts]
+
+
+def _nothing(findings: Sequence[Finding]) -> SearchResult:
+    return SearchResult(best=None, others=(), front=(), refused=(), num_choices=0, num_planned=0, findings=tuple(findings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """A combination with the bounds of its choices. ``order`` are those that fit the devices, best bound first."""
+
+    combination: Combination
+    scores: np.ndarray
+    order: np.ndarray
+    needed_bytes: np.ndarray | None
+    """Of each choice; ``None`` where only a plan tells."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Walk:
+    """Choices in the order of their bounds."""
+
+    config: RunConfig
+    spec: ModelSpec
+    cluster: ClusterSpec
+    hosts: Sequence[Host] | None
+    machine_memory_bytes: int
+    train_batch_size: int
+    unrelated: frozenset[Finding]
+    found: list[Candidate] = field(default_factory=list)
+    front: list[Candidate] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    known_refusals: dict[Any, str] = field(default_factory=dict)
+    waiting: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    tickets: Iterator[int] = field(default_factory=count)
+    num_choices: int = 0
+    num_planned: int = 0
+
+    def run(self, counts: Sequence[int]) -> None:
+        """Search these numbers of hosts."""
+        self.waiting.clear()
+        combinations = fastest_combinations(
+            self.config, self.spec, hosts=counts, slots=self._slots, train_batch_size=self.train_batch_size
+        )
+        for combination in combinations:
+            self._wait(0.0, partial(self._price, combination))
+        while self.waiting and not self._is_done(self.waiting[0][0]):
+            _, _, then = heapq.heappop(self.waiting)
+            then()
+
+    def result(self) -> SearchResult:
+        """What was found so far, the stages of pipelines cut anew where that is faster."""
+        found = sorted((self._balanced(candidate) for candidate in self.found), key=lambda candidate: candidate.score)
+        front = [found[0], *self.front[1:]] if found else []
+        refusals = self.refused.most_common()
+        return SearchResult(
+            best=found[0] if found else None,
+            others=tuple(found[1:]),
+            front=tuple(front),
+            refused=tuple(Refusal(rule=rule, choices=number, example=self.examples[rule]) for rule, number in refusals),
+            num_choices=self.num_choices,
+            num_planned=self.num_planned,
+            findings=tuple(self.unrelated),
+        )
+
+    @property
+    def _slots(self) -> int:
+        return self.cluster.devices_per_host
+
+    def _wait(self, bound: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self.waiting, (bound, next(self.tickets), then))
+
+    def _is_done(self, bound: float) -> bool:
+        if not self.found:
+            return False
+        enough = len(self.found) >= MOST_KINDS and len(self.front) >= MOST_ON_FRONT
+        return enough or bound > WORTH_SHOWING * self.found[0].score
+
+    def _price(self, combination: Combination) -> None:
+        """Bounds of a combination, which are also bounds of those that are slower."""
+        seconds = combination_seconds(self.config, self.spec, self.cluster, combination)
+        scores = self._scores(seconds, combination.hosts)
+        bound = float(scores.min())
+        for slower in slower_combinations(self.config, combination):
+            self._wait(bound, partial(self._price, slower))
+        if is_wanted(self.config, combination):
+            self.num_choices += combination.num_choices
+            self._wait(bound, partial(self._fit, combination, scores))
+
+    def _scores(self, seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:
+        return seconds * hosts * self._slots if self.config.planner.objective is Objective.cost else seconds
+
+    def _fit(self, combination: Combination, scores: np.ndarray) -> None:
+        """Leave out what does not fit the devices."""
+        needed = combination_bytes(self.config, self.spec, self.cluster, combination)
+        order = np.argsort(scores, kind="stable")
+        if needed is not None:
+            fits = needed <= usable_bytes(self.cluster.device_memory_bytes, self.config.planner.memory_margin)
+            self._refuse(DEVICE_MEMORY, int((~fits).sum()), "they need more than a device has")
+            order = order[fits[order]]
+        self._plan_next(_Family(combination=combination, scores=scores, order=order, needed_bytes=needed), 0)
+
+    def _plan_next(self, family: _Family, position: int) -> None:
+        """Wait for the next choice of a family that could still be shown."""
+        for place in range(position, len(family.order)):
+            index = int(family.order[place])
+            choice = family.combination.choice(index)
+            if self._is_useful(choice, None if family.needed_bytes is None else int(family.needed_bytes[index])):
+                self._wait(float(family.scores[index]), partial(self._plan, family, place, choice))
+                return
+
+    def _is_useful(self, choice: Choice, needed_bytes: int | None) -> bool:
+        if choice.kind not in {candidate.choice.kind for candidate in self.found}:
+            return len(self.found) < MOST_KINDS or self._saves(needed_bytes)
+        return self._saves(needed_bytes)
+
+    def _saves(self, needed_bytes: int | None) -> bool:
+        """Whether it would be the next point of the front."""
+        if not self.front or needed_bytes is None:
+            return needed_bytes is None or not self.front
+        return len(self.front) < MOST_ON_FRONT and needed_bytes <= MEANT_SAVING * self.front[-1].device_bytes
+
+    def _plan(self, family: _Family, place: int, choice: Choice) -> None:
+        """Plan a choice under every rule, and wait until its real time is the least of what is left."""
+        candidate = self._candidate(choice)
+        if candidate is not None:
+            self._wait(candidate.score, partial(self._accept, candidate))
+        self._plan_next(family, place + 1)
+
+    def _accept(self, candidate: Candidate) -> None:
+        kinds = {known.choice.kind for known in self.found}
+        if candidate.choice.kind not in kinds and len(self.found) < MOST_KINDS:
+            self.found.append(candidate)
+        smallest = self.front[-1].device_bytes * MEANT_SAVING if self.front else candidate.device_bytes
+        if candidate.device_bytes <= smallest and len(self.front) < MOST_ON_FRONT:
+            self.front.append(candidate)
+
+    def _candidate(self, choice: Choice, **further: Any) -> Candidate | None:
+        """The choice as a plan, or ``None`` with a note of the rule that speaks against it."""
+        signature = (replace(choice, micro_batch=0, micro_batches=0, hosts=min(2, choice.hosts)), *further)
+        if signature in self.known_refusals:
+            self._refuse(self.known_refusals[signature], 1, "")
+            return None
+        config = configured(self.config, {**choice.values, **further})
+        hosts = self.hosts[: choice.hosts] if self.hosts is not None else None
+        if hosts is None:
+            config = replace(config, cluster=replace(config.cluster, hosts=choice.hosts))
+        plan = make_plan(config, hosts=hosts, machine_memory_bytes=self.machine_memory_bytes)
+        self.num_planned += 1
+        errors = [error for error in errors_of(plan) if error not in self.unrelated]
+        if errors and errors[0].rule not in CAPACITY_RULES:
+            self.known_refusals[signature] = errors[0].rule
+        narrow = [finding for finding in plan.findings if finding.rule in CAPACITY_RULES]
+        if errors or narrow:
+            worst = (errors or narrow)[0]
+            self._refuse(worst.rule, 1, worst.message)
+            return None
+        time = plan_time(config, plan)
+        assert plan.layout is not None
+        weight = plan.layout.world_size if config.planner.objective is Objective.cost else 1
+        return Candidate(choice=choice, config=config, plan=plan, time=time, score=time.step_seconds * weight)
+
+    def _balanced(self, candidate: Candidate) -> Candidate:
+        """The candidate with stages balanced by time and memory, where they are faster."""
+        if candidate.choice.pipeline_parallel_size == 1:
+            return candidate
+        other = self._candidate(candidate.choice, **{PARTITION_METHOD: BALANCED})
+        return other if other is not None and other.score < candidate.score else candidate
+
+    def _refuse(self, rule: str, number: int, example: str) -> None:
+        if number:
+            self.refused[rule] += number
+            self.examples.setdefault(rule, example)
+
+
+PARTITION_METHOD = "parallelism.partition_method"
+
+
+def chosen_values(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
+    """The options that make ``config`` the candidate's run."""
+    values = dict(candidate.choice.values)
+    values[PARTITION_METHOD] = candidate.config.parallelism.partition_method
+    if config.cluster.hostfile is None and config.cluster.hosts != candidate.choice.hosts:
+        values["cluster.hosts"] = candidate.choice.hosts
+    elif candidate.plan.cluster is not None and config.cluster.hostfile is not None:
+        values["cluster.include"] = "@".join(host.name for host in candidate.plan.cluster.hosts)
+    return values
+
+
+def configured(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """``config`` with dotted options set."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        group, option = name.split(".")
+        groups.setdefault(group, {})[option] = value
+    return replace(config, **{group: replace(getattr(config, group), **options) for group, options in groups.items()})
+
+
+def plan_time(config: RunConfig, plan: Plan) -> StepTime:
+    """The time of a step of a plan that fits; its cluster must have all facts."""
+    assert plan.model is not None and plan.cluster is not None and plan.layout is not None and plan.partition is not None
+    estimator = Estimator(
+        config=config,
+        spec=plan.model,
+        cluster=plan.cluster,
+        layout=plan.layout,
+        settings=plan.settings,
+        trainable_shares=None,
+    )
+    step = TrainingStep(
+        spec=plan.model,
+        cluster=plan.cluster,
+        settings=plan.settings,
+        passed=estimator.passed,
+        pipeline_parallel_size=plan.layout.pipeline_parallel_size,
+        data_parallel_size=plan.layout.data_parallel_size,
+        micro_batches=plan.layout.gradient_accumulation_steps,
+        schedule=config.parallelism.schedule,
+    )
+    return step_time(step, plan.partition)
