@@ -18,7 +18,7 @@ from orchestrator.launch.machine import memory_limit_bytes
 from orchestrator.planning.search import SearchResult, chosen_values, search
 from orchestrator.report.plans import PlanEntry, plan_entry, plans_report
 
-HELP = """Find the fastest plan that fits: layout, schedule, ZeRO, offload, micro-batch and recomputation, for a fixed global batch.
+HELP = """Find the fastest plan that fits: layout, schedule, ZeRO, offload, micro-batch, recomputation. The global batch is fixed.
 
 Examples:
   orchestrator plan model=llama_2_7b cluster=dgx_a100_80 training.train_batch_size=512

@@ -211,7 +211,8 @@ class _Walk:
     refused: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     known_refusals: dict[Any, str] = field(default_factory=dict)
-    waiting: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    waiting: list[tuple[float, bool, tuple[Any, ...], int, Callable[[], None]]] = field(default_factory=list)
+    """Bound; whether it is a finished candidate; of those, which first; a number that none shares; what to do."""
     tickets: Iterator[int] = field(default_factory=count)
     num_choices: int = 0
     num_planned: int = 0
@@ -225,12 +226,12 @@ class _Walk:
         for combination in combinations:
             self._wait(0.0, partial(self._price, combination))
         while self.waiting and not self._is_done(self.waiting[0][0]):
-            _, _, then = heapq.heappop(self.waiting)
+            *_, then = heapq.heappop(self.waiting)
             then()
 
     def result(self) -> SearchResult:
         """What was found so far, the stages of pipelines cut anew where that is faster."""
-        found = sorted((self._balanced(candidate) for candidate in self.found), key=lambda candidate: candidate.score)
+        found = sorted(map(self._balanced, self.found), key=lambda candidate: (candidate.score, candidate.choice.order))
         front = [found[0], *self.front[1:]] if found else []
         refusals = self.refused.most_common()
         return SearchResult(
@@ -247,8 +248,10 @@ class _Walk:
     def _slots(self) -> int:
         return self.cluster.devices_per_host
 
-    def _wait(self, bound: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self.waiting, (bound, next(self.tickets), then))
+    def _wait(self, bound: float, then: Callable[[], None], *, finished: Choice | None = None) -> None:
+        """Do ``then`` when nothing with a smaller bound is left; what is finished comes after the rest with its bound."""
+        order = () if finished is None else finished.order
+        heapq.heappush(self.waiting, (bound, finished is not None, order, next(self.tickets), then))
 
     def _is_done(self, bound: float) -> bool:
         if not self.found:
@@ -304,7 +307,7 @@ class _Walk:
         """Plan a choice under every rule, and wait until its real time is the least of what is left."""
         candidate = self._candidate(choice)
         if candidate is not None:
-            self._wait(candidate.score, partial(self._accept, candidate))
+            self._wait(candidate.score, partial(self._accept, candidate), finished=choice)
         self._plan_next(family, place + 1)
 
     def _accept(self, candidate: Candidate) -> None:

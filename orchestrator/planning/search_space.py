@@ -7,7 +7,7 @@ of them, a quarter, ..., so that twice the hosts never do worse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,11 @@ class Choice:
         )
 
     @property
+    def order(self) -> tuple[Any, ...]:
+        """Of equally good choices the least of this is taken."""
+        return astuple(self)
+
+    @property
     def values(self) -> dict[str, Any]:
         """It as dotted options, the number of hosts left out."""
         return {
@@ -101,7 +106,8 @@ class Combination:
     def choice(self, index: int) -> Choice:
         """One of them."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Choice(**{name: int(value[index]) if isinstance(value, np.ndarray) else value for name, value in values.items()})
+        values |= {name: int(values[name][index]) for name in SIZES}
+        return Choice(**values)
 
 
 def host_counts(available: int) -> list[int]:

@@ -95,7 +95,7 @@ def plans_report(
     if sizes:
         report += [Text(f"{format_count(config.planner.tokens)} tokens on so many hosts", style="bold"), _sizes_table(sizes)]
     if result.refused:
-        report.append(Text("refused, though their bounds were better:" if best else "refused:", style="bold"))
+        report.append(Text("refused on the way:", style="bold"))
         report += [Text(f"    {entry.choices} choices   [{entry.rule}]   {entry.example}") for entry in result.refused]
     if result.findings:
         report += [Text("whatever the plan, this is wrong as well:", style="bold"), *findings_report(result.findings)]
