@@ -10,6 +10,7 @@ from types import MappingProxyType
 from orchestrator.config.enums import Accelerator, Precision
 from orchestrator.config.schema import ClusterConfig
 from orchestrator.findings import Finding, error
+from orchestrator.planning.device_speeds import DeliveredSpeed, delivered_speed
 from orchestrator.units import GB, GIB
 
 
@@ -26,29 +27,6 @@ class Host:
     def device_numbers(self) -> tuple[int, ...]:
         """The numbers of its devices."""
         return tuple(range(self.slots)) if self.devices is None else self.devices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveredSpeed:
-    """What devices and links really deliver: shares of the labelled rates, and fixed costs in seconds.
-
-    The defaults are those of ``cluster.speed`` (``config/speed.py``), where each is explained.
-    """
-
-    matmul_efficiency: float = 0.8
-    memory_efficiency: float = 0.8
-    launch_seconds: float = 10e-6
-    link_efficiency: float = 0.75
-    all_reduce_efficiency: float = 0.75
-    link_latency_seconds: float = 30e-6
-    network_efficiency: float = 0.8
-    zero3_network_efficiency: float = 0.4
-    network_latency_seconds: float = 30e-6
-    host_link_efficiency: float = 0.87
-    host_adam_parameters_per_second: float | None = None
-    nvme_read_bandwidth: float | None = None
-    nvme_write_bandwidth: float | None = None
-    step_overhead_seconds: float = 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +50,8 @@ class ClusterSpec:
     device_link_bandwidth: float | None
     host_link_bandwidth: float | None
     network_bandwidth: float | None
-    speed: DeliveredSpeed = DeliveredSpeed()
+    speed: DeliveredSpeed
+    """What of these rates is really reached."""
 
     @property
     def num_devices(self) -> int:
@@ -208,29 +187,6 @@ def peak_flops(config: ClusterConfig) -> Mapping[Precision, float]:
         Precision.fp32: config.fp32_tflops,
     }
     return MappingProxyType({precision: value * 1e12 for precision, value in tflops.items() if value is not None})
-
-
-def delivered_speed(config: ClusterConfig) -> DeliveredSpeed:
-    """``cluster.speed`` in seconds and bytes a second."""
-    speed = config.speed
-    all_reduce = speed.all_reduce_efficiency
-    adam = speed.host_adam_gparams
-    return DeliveredSpeed(
-        matmul_efficiency=speed.matmul_efficiency,
-        memory_efficiency=speed.memory_efficiency,
-        launch_seconds=speed.launch_us * 1e-6,
-        link_efficiency=speed.link_efficiency,
-        all_reduce_efficiency=speed.link_efficiency if all_reduce is None else all_reduce,
-        link_latency_seconds=speed.link_latency_us * 1e-6,
-        network_efficiency=speed.network_efficiency,
-        zero3_network_efficiency=speed.zero3_network_efficiency,
-        network_latency_seconds=speed.network_latency_us * 1e-6,
-        host_link_efficiency=speed.host_link_efficiency,
-        host_adam_parameters_per_second=None if adam is None else adam * 1e9,
-        nvme_read_bandwidth=_bytes_per_second(speed.nvme_read_gbps),
-        nvme_write_bandwidth=_bytes_per_second(speed.nvme_write_gbps),
-        step_overhead_seconds=speed.step_overhead_ms * 1e-3,
-    )
 
 
 def _bytes_per_second(gigabytes: float | None) -> float | None:

@@ -1,19 +1,21 @@
 """What the data-parallel ranks of one stage tell each other, when, and whether anything runs beside it.
 
-What DeepSpeed 0.19.8 does (``deepspeed/runtime/zero``):
+What DeepSpeed 0.19.8 does (``deepspeed/runtime/zero``, ``runtime/pipe/engine.py``):
 
-- stage 0 and BF16_Optimizer reduce all gradients once a step, after the last backward pass, with nothing beside it
+- stage 0 and BF16_Optimizer reduce all gradients once a step, after the last backward pass
 - stage 1 the same in the last backward pass; its "reduce-scatter" is an all-reduce of slices (``average_tensor``)
-- stages 2 and 3 reduce in the backward pass of every micro-batch, beside it with ``overlap_comm`` (never in a pipeline)
-- stages 1 and 2 gather the parameters after the update; stage 3 for each pass, one module ahead
+- stages 2 and 3 reduce in the backward pass of every micro-batch
+- stages 1 and 2 gather the parameters after the update, stage 3 before each pass, one module ahead
+- beside the computation only with ``overlap_comm``, and never in a pipeline
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
-from orchestrator.planning.broadcast import choose
+from orchestrator.config.enums import OffloadDevice
+from orchestrator.deepspeed_config.settings import DeepSpeedSettings
+from orchestrator.planning.broadcast import choose, smaller
 from orchestrator.planning.cost.groups import all_reduce_seconds, gather_seconds
 from orchestrator.planning.cost.placement import Placement
 from orchestrator.planning.cost.speeds import Speeds
@@ -29,12 +31,12 @@ class Traffic:
     """Seconds of communication of one stage's data-parallel group."""
 
     forward_gather: Size
-    """ZeRO-3: before each forward pass."""
+    """ZeRO-3: in each forward pass."""
     backward_gather: Size
     backward_reduction: Size
     """ZeRO-2 and 3: in each backward pass."""
     boundary_reduction: Size
-    """Once, after the last backward pass."""
+    """Once, in or after the last backward pass."""
     parameter_gather: Size
     """Once, after the update."""
 
@@ -49,26 +51,24 @@ def data_parallel_traffic(
     group: Placement,
     speeds: Speeds,
 ) -> Traffic:
-    """The traffic of a rank with ``parameters`` elements in ``num_layers`` layers."""
+    """The traffic of a rank with ``parameters`` elements, ``num_layers`` layers among them."""
+    none = 0.0 * parameters
     sent_bytes = parameters * DTYPE_BYTES[settings.communication_data_type]
     whole_bytes = parameters * DTYPE_BYTES[settings.dtype]
-    none = 0.0 * parameters
-    buckets = ceil_divide(parameters, settings.reduce_bucket_size)
     if settings.zero_stage >= 3:
-        messages = num_layers * _messages(layer_parameters, settings.stage3_prefetch_bucket_size)
-        network = speeds.zero3_network_bandwidth
-        gather = gather_seconds(whole_bytes, group, speeds, messages=messages, network=network)
+        messages = num_layers * smaller(ceil_divide(layer_parameters, settings.stage3_prefetch_bucket_size), GATHERED_MODULES)
+        ring = {"messages": messages, "network": speeds.zero3_network_bandwidth}
+        gather = gather_seconds(whole_bytes, group, speeds, **ring) + _fetch_seconds(settings, whole_bytes, group, speeds)
+        # A layer that is computed again is released and fetched once more before its backward pass if it is too large to keep.
         again = choose(layer_parameters > settings.stage3_max_reuse_distance, 2, 1) if recomputes_layers else 1
-        scatter = gather_seconds(sent_bytes, group, speeds, messages=messages, network=network)
         return Traffic(
             forward_gather=gather,
             backward_gather=again * gather,
-            backward_reduction=scatter,
+            backward_reduction=gather_seconds(sent_bytes, group, speeds, **ring),
             boundary_reduction=none,
             parameter_gather=none,
         )
-    reduction = all_reduce_seconds(sent_bytes, group, speeds, messages=buckets)
-    gathers = settings.zero_stage >= 1 or settings.optimizer_wrapper is OptimizerWrapper.bf16
+    reduction = all_reduce_seconds(sent_bytes, group, speeds, messages=ceil_divide(parameters, settings.reduce_bucket_size))
     gather = gather_seconds(whole_bytes, group, speeds, messages=ceil_divide(parameters, settings.allgather_bucket_size))
     every_pass = settings.zero_stage == 2
     return Traffic(
@@ -76,11 +76,17 @@ def data_parallel_traffic(
         backward_gather=none,
         backward_reduction=reduction if every_pass else none,
         boundary_reduction=none if every_pass else reduction,
-        parameter_gather=gather if gathers else none,
+        parameter_gather=gather if settings.sharding_stage else none,
     )
 
 
-def _messages(layer_parameters: Size, bucket: int) -> Size:
-    """Gathers of one layer: one for each bucket it fills, at most one for each module."""
-    filled = ceil_divide(layer_parameters, bucket)
-    return filled + (GATHERED_MODULES - filled) * (filled > GATHERED_MODULES)
+def _fetch_seconds(settings: DeepSpeedSettings, whole_bytes: Size, group: Placement, speeds: Speeds) -> Size:
+    """Bringing a rank's own shard from where it is offloaded."""
+    shard = whole_bytes / group.num_ranks
+    match settings.offload_param_device:
+        case OffloadDevice.none:
+            return 0 * shard
+        case OffloadDevice.cpu:
+            return shard / speeds.host_link_bandwidth
+        case OffloadDevice.nvme:
+            return shard / speeds.host_link_bandwidth + shard * speeds.slots / speeds.nvme_read_bandwidth

@@ -10,10 +10,10 @@ from orchestrator.planning.cluster_spec import ClusterSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """FLOP and bytes a second of one device, and the seconds that things cost whatever their size."""
+    """FLOP and bytes a second, and the seconds that things cost whatever their size."""
 
     peak_flops: float
-    """Dense peak in the format of the model: what model FLOPs utilization is measured against."""
+    """Dense peak of a device in the format of the model: what model FLOPs utilization is measured against."""
     matmul_flops: float
     """What the largest matrix products reach."""
     plain_flops: float
@@ -31,6 +31,12 @@ class Speeds:
     """The same in the gathers and scatters of ZeRO-3."""
     network_latency: float
     host_link_bandwidth: float
+    """Between a device and its host's RAM."""
+    host_adam_rate: float
+    """Parameters a second of one host."""
+    nvme_read_bandwidth: float
+    """Of one host, as the next."""
+    nvme_write_bandwidth: float
     step_overhead: float
     slots: int
     """Devices of a host."""
@@ -45,11 +51,11 @@ def missing_facts(cluster: ClusterSpec, dtype: Precision) -> str | None:
         "network_gbps": cluster.network_bandwidth if len(cluster.hosts) > 1 else 1,
     }
     unknown = [f"cluster.{name}" for name, value in needed.items() if value is None]
-    return None if not unknown else f"{', '.join(unknown)} of {cluster.device_name} not known"
+    return f"not known of {cluster.device_name}: {', '.join(unknown)}" if unknown else None
 
 
 def speeds_of(cluster: ClusterSpec, dtype: Precision) -> Speeds:
-    """The speeds of a cluster that lacks no facts."""
+    """The speeds of a cluster of which no facts are missing."""
     assert missing_facts(cluster, dtype) is None
     assert cluster.memory_bandwidth is not None
     speed = cluster.speed
@@ -69,6 +75,9 @@ def speeds_of(cluster: ClusterSpec, dtype: Precision) -> Speeds:
         zero3_network_bandwidth=network * speed.zero3_network_efficiency,
         network_latency=speed.network_latency_seconds,
         host_link_bandwidth=(cluster.host_link_bandwidth or link) * speed.host_link_efficiency,
+        host_adam_rate=speed.host_adam_parameters_per_second,
+        nvme_read_bandwidth=speed.nvme_read_bandwidth,
+        nvme_write_bandwidth=speed.nvme_write_bandwidth,
         step_overhead=speed.step_overhead_seconds,
         slots=cluster.devices_per_host,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.config.enums import RecomputePolicy
-from orchestrator.planning.broadcast import larger
+from orchestrator.config.enums import PipelineSchedule
+from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.cost.compute import (
     LayerSeconds,
     embedding_seconds,
@@ -21,188 +21,205 @@ from orchestrator.planning.cost.placement import Placement, placed
 from orchestrator.planning.cost.speeds import Speeds, speeds_of
 from orchestrator.planning.cost.training_step import TrainingStep
 from orchestrator.planning.layers import kept_input_bytes, layer_parameters
-from orchestrator.planning.memory.shape import RankShape, rank_shape
+from orchestrator.planning.memory.shape import rank_shape
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage
 from orchestrator.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all stages of a step have in common, computed once."""
+class Common:
+    """What all stages of a step share, computed once."""
 
     step: TrainingStep
     speeds: Speeds
     layer: LayerSeconds
+    embedding: tuple[Size, Size]
+    head: tuple[Size, Size]
+    """Forward and backward, as of the embedding."""
+    layer_parameters: Size
     tensor_group: Placement
     data_group: Placement
     tensor_collective: Size
-    """Seconds of one all-reduce of the residual stream, or of the gather and scatter that replace it."""
+    """One all-reduce of the residual stream, or the gather and the scatter that replace it."""
     transfer: Size
-    """Seconds of sending the residual stream to the next stage."""
+    """Sending the residual stream to the next stage."""
+    host_copy: Size
+    """Copying the input of one recomputed layer or group to the host, or back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of one micro-batch, and of what follows the last one, on the ranks of a pipeline coordinate."""
+    """Seconds of one micro-batch on one stage, and of what its ranks do once a step."""
 
-    compute_forward: Size
-    compute_backward: Size
-    recomputed: Size
+    layers: int
+    ends_forward: Size
+    """Embedding, head and loss."""
+    ends_backward: Size
+    gradients: Size
+    """Adding weight gradients up."""
+    layer: LayerSeconds
     tensor_forward: Size
     tensor_backward: Size
-    sends_forward: Size
-    sends_backward: Size
+    send_forward: Size
+    send_backward: Size
     host_copies: Size
-    """Kept inputs to the host in the forward pass, and back in the backward pass; of one of the two."""
+    """Of kept inputs, in each of the two passes."""
     traffic: Traffic
     overlaps: bool
-    """Whether the traffic of a pass runs beside its computation."""
-    optimizer: OptimizerSeconds
+    """Whether traffic runs beside computation."""
     tied_reduction: Size
+    optimizer: OptimizerSeconds
+    recomputes_layers: bool
+
+    @property
+    def computed_forward(self) -> Size:
+        """The forward pass with its collectives, never faster than the host launches it."""
+        busy = self.layers * self.layer.forward + self.ends_forward + self.tensor_forward
+        return larger(busy, self.layers * self.layer.launches) + self.host_copies
+
+    @property
+    def computed_backward(self) -> Size:
+        """The same of the backward pass."""
+        layer = self.layer
+        busy = self.layers * (layer.backward + layer.recomputed) + self.ends_backward + self.gradients + self.tensor_backward
+        passes = 2 if self.recomputes_layers else 1
+        return larger(busy, passes * self.layers * layer.launches) + self.host_copies
 
     @property
     def forward(self) -> Size:
-        """The forward pass."""
-        busy = self.compute_forward + self.tensor_forward + self.host_copies
-        return self._beside(busy, self.traffic.forward_gather) + self.sends_forward
+        """The forward pass with all that it waits for."""
+        return self._beside(self.computed_forward, self.traffic.forward_gather) + self.send_forward
 
     @property
     def backward(self) -> Size:
-        """The backward pass."""
-        busy = self.compute_backward + self.recomputed + self.tensor_backward + self.host_copies
-        return self._beside(busy, self.traffic.backward_gather + self.traffic.backward_reduction) + self.sends_backward
+        """The backward pass with all that it waits for."""
+        traffic = self.traffic.backward_gather + self.traffic.backward_reduction
+        return self._beside(self.computed_backward, traffic) + self.send_backward
 
     @property
     def after_backward(self) -> Size:
-        """Reductions after the last backward pass."""
-        return self.traffic.boundary_reduction + self.tied_reduction
+        """What is left of the reductions after the last backward pass."""
+        reduction = self.traffic.boundary_reduction
+        if self.overlaps:
+            reduction = larger(reduction - self.computed_backward, 0)
+        return reduction + self.tied_reduction
 
     @property
     def update(self) -> Size:
         """From the global norm to the next step."""
-        parts = self.optimizer
-        offloaded = parts.processors + parts.copies + parts.disk_reads + parts.disk_writes
-        return parts.device + offloaded + self.traffic.parameter_gather
+        return self.optimizer.total + self.traffic.parameter_gather
 
-    def _beside(self, busy: Size, traffic: Size) -> Size:
-        return larger(busy, traffic) if self.overlaps else busy + traffic
+    def _beside(self, computed: Size, traffic: Size) -> Size:
+        return larger(computed, traffic) if self.overlaps else computed + traffic
 
 
-def surroundings_of(step: TrainingStep) -> Surroundings:
-    """The common part of all stages."""
+def common_to_stages(step: TrainingStep) -> Common:
+    """The common part of all stages of ``step``."""
+    passed, spec = step.passed, step.spec
     speeds = speeds_of(step.cluster, step.settings.dtype)
-    passed, tp = step.passed, step.passed.tensor_parallel_size
+    tp = passed.tensor_parallel_size
     tensor_group = placed(num_ranks=tp, stride=1, slots=speeds.slots)
-    residual = passed.micro_batch * passed.sequence_length * step.spec.hidden_size * passed.dtype_bytes
+    residual = passed.micro_batch * passed.sequence_length * spec.hidden_size * passed.dtype_bytes
     if passed.sequence_parallel:
         collective = 2 * gather_seconds(residual, tensor_group, speeds)
     else:
         collective = all_reduce_seconds(residual, tensor_group, speeds)
-    return Surroundings(
+    kept = kept_input_bytes(spec, **passed.sizes, partition_activations=passed.partition_activations)
+    return Common(
         step=step,
         speeds=speeds,
-        layer=layer_seconds(step.spec, passed, speeds),
+        layer=layer_seconds(spec, passed, speeds),
+        embedding=embedding_seconds(spec, passed, speeds),
+        head=head_seconds(spec, passed, speeds),
+        layer_parameters=layer_parameters(spec, tp),
         tensor_group=tensor_group,
         data_group=placed(num_ranks=step.data_parallel_size, stride=tp, slots=speeds.slots),
         tensor_collective=collective,
-        transfer=_transfer_seconds(step, residual, speeds),
+        transfer=_transfer_seconds(step, residual, tensor_group, speeds),
+        host_copy=kept / speeds.host_link_bandwidth if passed.cpu_checkpointing else 0.0,
     )
 
 
-def stage_seconds(around: Surroundings, held: Sequence[Stage]) -> tuple[StageSeconds, ...]:
-    """The stages that one coordinate holds; the first of them carries what a rank does once a step."""
-    step = around.step
+def stage_seconds(common: Common, held: Sequence[Stage]) -> tuple[StageSeconds, ...]:
+    """The stages that one pipeline coordinate holds; each carries an equal share of what its ranks do once a step."""
+    step, speeds, settings = common.step, common.speeds, common.step.settings
     shape = rank_shape(
         step.spec,
         held,
         tensor_parallel_size=step.passed.tensor_parallel_size,
-        persistence_threshold=step.settings.stage3_param_persistence_threshold,
+        persistence_threshold=settings.stage3_param_persistence_threshold,
     )
-    return tuple(_stage(around, stage, held, shape, len(held)) for stage in held)
+    parameters = shape.parameters / len(held)
+    updated = parameters / step.data_parallel_size if settings.sharding_stage else parameters
+    optimizer = optimizer_seconds(settings, elements=updated, speeds=speeds)
+    tied = _tied_reduction(common, held) / len(held)
+    return tuple(_stage(common, stage, parameters, optimizer, tied) for stage in held)
 
 
-def _stage(around: Surroundings, stage: Stage, held: Sequence[Stage], shape: RankShape, shares: int) -> StageSeconds:
-    step, layer, speeds = around.step, around.layer, around.speeds
-    passed, spec, settings = step.passed, step.spec, step.settings
-    layers = stage.num_layers
-    forward, backward = layers * layer.forward, layers * layer.backward
-    tensor_forward = 2 * layers * around.tensor_collective
-    tensor_backward = tensor_forward * (2 if passed.keeps_inputs else 1)
-    if stage.has_embedding:
-        ends = embedding_seconds(spec, passed, speeds)
-        forward, backward = forward + ends[0], backward + ends[1]
-        tensor_forward = tensor_forward + around.tensor_collective
-    if stage.has_head:
-        ends = head_seconds(spec, passed, speeds)
-        forward, backward = forward + ends[0], backward + ends[1]
-        tensor_backward = tensor_backward + around.tensor_collective
-    parameters = shape.parameters / shares
-    gradients = gradient_seconds(
-        parameters,
-        accumulates=step.micro_batches > 1,
-        gradient_bytes=DTYPE_BYTES[settings.grad_accum_dtype],
-        dtype_bytes=passed.dtype_bytes,
-        speeds=speeds,
-    )
-    sends = around.transfer if step.pipeline_parallel_size > 1 else 0 * around.transfer
+def _stage(common: Common, stage: Stage, parameters: Size, optimizer: OptimizerSeconds, tied: Size) -> StageSeconds:
+    step, passed, settings = common.step, common.step.passed, common.step.settings
+    layers, collective = stage.num_layers, common.tensor_collective
+    ends = [common.embedding] * stage.has_embedding + [common.head] * stage.has_head
+    pipelined = step.pipeline_parallel_size > 1
     return StageSeconds(
-        compute_forward=forward,
-        compute_backward=backward + gradients,
-        recomputed=layers * layer.recomputed(passed.recompute),
-        tensor_forward=tensor_forward,
-        tensor_backward=tensor_backward,
-        sends_forward=0 * sends if stage.has_head else sends,
-        sends_backward=0 * sends if stage.has_embedding else sends,
-        host_copies=_host_copies(around, layers),
+        layers=layers,
+        ends_forward=sum(forward for forward, _ in ends),
+        ends_backward=sum(backward for _, backward in ends),
+        gradients=gradient_seconds(
+            parameters,
+            accumulates=step.micro_batches > 1,
+            gradient_bytes=DTYPE_BYTES[settings.grad_accum_dtype],
+            dtype_bytes=passed.dtype_bytes,
+            speeds=common.speeds,
+        ),
+        layer=common.layer,
+        tensor_forward=(2 * layers + stage.has_embedding) * collective,
+        tensor_backward=(2 * layers * (2 if passed.keeps_inputs else 1) + stage.has_head) * collective,
+        send_forward=common.transfer * (pipelined and not stage.has_head),
+        send_backward=common.transfer * (pipelined and not stage.has_embedding),
+        host_copies=ceil_divide(layers, passed.group_size) * common.host_copy,
         traffic=data_parallel_traffic(
             settings,
             parameters=parameters,
             num_layers=layers,
-            layer_parameters=layer_parameters(spec, passed.tensor_parallel_size),
+            layer_parameters=common.layer_parameters,
             recomputes_layers=passed.keeps_inputs,
-            group=around.data_group,
-            speeds=speeds,
+            group=common.data_group,
+            speeds=common.speeds,
         ),
         overlaps=settings.overlap_comm,
-        optimizer=optimizer_seconds(
-            settings,
-            elements=ceil_divide(shape.parameters, step.data_parallel_size) if settings.sharding_stage else shape.parameters,
-            speeds=speeds,
-            delivered=step.cluster.speed,
-        ),
-        tied_reduction=_tied_reduction(around, held),
+        tied_reduction=tied,
+        optimizer=optimizer,
+        recomputes_layers=passed.keeps_inputs,
     )
 
 
-def _host_copies(around: Surroundings, layers: int) -> Size:
-    """Copies of the inputs that recomputation starts from, with ``cpu_checkpointing``."""
-    passed = around.step.passed
-    if not passed.cpu_checkpointing:
-        return 0.0
-    groups = layers if passed.recompute is RecomputePolicy.full else ceil_divide(layers, passed.recompute_interval)
-    kept = kept_input_bytes(around.step.spec, **passed.sizes, partition_activations=passed.partition_activations)
-    return groups * kept / around.speeds.host_link_bandwidth
+def _transfer_seconds(step: TrainingStep, residual: Size, tensor_group: Placement, speeds: Speeds) -> Size:
+    """One boundary. All ranks of a stage send at once, and those of one host share its network.
+
+    DeepSpeed cuts what is whole on every tensor-parallel rank for the wire, and gathers it behind (``pipe_partitioned``);
+    its DualPipeV engine cannot.
+    """
+    tp = step.passed.tensor_parallel_size
+    stage_ranks = tp * step.data_parallel_size
+    cut = step.passed.sequence_parallel or step.schedule is not PipelineSchedule.dual_pipe_v
+    wire = residual / tp if cut else residual
+    over_network = wire * smaller(stage_ranks, speeds.slots) / speeds.network_bandwidth + speeds.network_latency
+    inside = wire / speeds.link_bandwidth + speeds.link_latency
+    crosses = stage_ranks * step.pipeline_parallel_size > speeds.slots
+    seconds = inside + (over_network - inside) * crosses
+    gathered = cut and not step.passed.sequence_parallel
+    return seconds + gather_seconds(residual, tensor_group, speeds) * gathered
 
 
-def _transfer_seconds(step: TrainingStep, residual: Size, speeds: Speeds) -> Size:
-    """One boundary: all ranks of a stage send at once; a host whose ranks are all in one stage sends over the network."""
-    stage_ranks = step.passed.tensor_parallel_size * step.data_parallel_size
-    crosses = (stage_ranks * step.pipeline_parallel_size > speeds.slots) * 1.0
-    senders = stage_ranks + (speeds.slots - stage_ranks) * (stage_ranks > speeds.slots)
-    over_network = residual * senders / speeds.network_bandwidth + speeds.network_latency
-    inside = residual / speeds.link_bandwidth + speeds.link_latency
-    return crosses * over_network + (1 - crosses) * inside
-
-
-def _tied_reduction(around: Surroundings, held: Sequence[Stage]) -> Size:
-    """All-reduce of a tied embedding's gradient between the first and the last stage."""
-    step = around.step
-    spec, tp = step.spec, step.passed.tensor_parallel_size
-    both = any(stage.has_embedding for stage in held) and any(stage.has_head for stage in held)
-    neither = not any(stage.has_embedding or stage.has_head for stage in held)
-    if not spec.tie_word_embeddings or both or neither:
+def _tied_reduction(common: Common, held: Sequence[Stage]) -> Size:
+    """All-reduce of a tied embedding's gradient between the first and the last stage, which both hold it."""
+    step, tp = common.step, common.step.passed.tensor_parallel_size
+    embedding, head = (any(getattr(stage, name) for stage in held) for name in ("has_embedding", "has_head"))
+    if not step.spec.tie_word_embeddings or embedding == head:
         return 0.0 * tp
-    gradient = ceil_divide(spec.vocab_size, tp) * spec.hidden_size * DTYPE_BYTES[step.settings.grad_accum_dtype]
+    elements = ceil_divide(step.spec.vocab_size, tp) * step.spec.hidden_size
     stride = tp * step.data_parallel_size * (step.pipeline_parallel_size - 1)
-    return all_reduce_seconds(gradient, placed(num_ranks=2, stride=stride, slots=around.speeds.slots), around.speeds)
+    pair = placed(num_ranks=2, stride=stride, slots=common.speeds.slots)
+    return all_reduce_seconds(elements * DTYPE_BYTES[step.settings.grad_accum_dtype], pair, common.speeds)

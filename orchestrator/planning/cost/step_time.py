@@ -1,39 +1,23 @@
 """How long an optimizer step takes, and what of it each part costs.
 
-The step is the pipeline with its bubble, what data parallelism adds outside of it, the optimizer, and fixed overhead. Every
-component says how many seconds it takes, how many of them the step is longer for it, and why. Work grows with kinds of stages,
-not with ranks; no GPU and no measurement is needed. The limits are in the README.
+The step is the pipeline with its bubble, the reductions that are left after it, the update, and fixed overhead. Every component
+says how many seconds it takes, how many of them make the step longer, and why. Work grows with kinds of stages, not with ranks;
+no GPU and no measurement is needed. The README says what is modelled and how far it is from published steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
+from orchestrator.planning.cost.components import Component, step_components
 from orchestrator.planning.cost.pipeline import pipeline_seconds
-from orchestrator.planning.cost.speeds import Speeds
-from orchestrator.planning.cost.stages import StageSeconds, stage_seconds, surroundings_of
+from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_stages, stage_seconds
 from orchestrator.planning.cost.training_step import TrainingStep
 from orchestrator.planning.layers import model_flops_per_token
-from orchestrator.planning.partition import Partition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
-    """A part of the step on the ranks that set its pace."""
-
-    seconds: float
-    """What it takes."""
-    exposed_seconds: float
-    """What the step is longer for it; the rest runs beside something else. These add up to the step."""
-    reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of ``time.components``."""
-        return {"seconds": self.seconds, "exposed_seconds": self.exposed_seconds, "reason": self.reason}
+from orchestrator.planning.partition import Partition, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +29,9 @@ class StepTime:
     model_flops_utilization: float
     """Against the device's dense peak in the model's format, recomputation not counted."""
     bubble_fraction: float
-    """Share of the pipeline's time in which the mean stage computes nothing."""
+    """Share of the pipeline's time in which a stage, on average, waits for others."""
     components: Mapping[str, Component]
+    """On the stage that has most to do; the exposed seconds add up to the step."""
 
     def to_dict(self) -> dict[str, Any]:
         """The ``time`` object of ``output=json``."""
@@ -59,100 +44,93 @@ class StepTime:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """The step in the order it runs."""
+
+    common: Common
+    coordinates: tuple[tuple[StageSeconds, ...], ...]
+    """The chunks of every pipeline coordinate."""
+    busy_seconds: tuple[float, ...]
+    """Of each coordinate, in all passes."""
+    pipeline_seconds: float
+    reduction_seconds: float
+    """From the end of the pipeline until all gradients are reduced."""
+    update_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        overhead = self.common.speeds.step_overhead
+        return self.pipeline_seconds + self.reduction_seconds + self.update_seconds + overhead
+
+
 def step_time(step: TrainingStep, partition: Partition) -> StepTime:
-    """The time of ``step`` with its layers cut as ``partition``. ``speeds.missing_facts`` must be None for its cluster."""
-    around = surroundings_of(step)
-    known: dict[Any, tuple[StageSeconds, ...]] = {}
-    stages = []
-    for coordinate in range(partition.num_coordinates):
-        held = partition.held_by(coordinate)
+    """The time of ``step`` with its layers cut as in ``partition``; ``missing_facts`` of its cluster must be None."""
+    parts = step_parts(step, partition)
+    tokens_per_second = step.tokens / step.num_devices / parts.seconds
+    flops = float(model_flops_per_token(step.spec, step.passed.sequence_length))
+    stages = len(parts.busy_seconds)
+    return StepTime(
+        step_seconds=parts.seconds,
+        tokens_per_second_per_device=tokens_per_second,
+        model_flops_utilization=tokens_per_second * flops / parts.common.speeds.peak_flops,
+        bubble_fraction=max(0.0, 1 - sum(parts.busy_seconds) / (stages * parts.pipeline_seconds)),
+        components=step_components(step, parts),
+    )
+
+
+def step_seconds(step: TrainingStep, partition: Partition) -> float:
+    """``step_time(...).step_seconds`` alone."""
+    return step_parts(step, partition).seconds
+
+
+def step_parts(step: TrainingStep, partition: Partition) -> StepParts:
+    """The step in the order it runs. Stages of one kind are computed once."""
+    common = common_to_stages(step)
+    known: dict[Any, _Coordinate] = {}
+    coordinates = []
+    for index in range(partition.num_coordinates):
+        held = partition.held_by(index)
         kind = tuple(stage.kind for stage in held)
         if kind not in known:
-            known[kind] = stage_seconds(around, held)
-        stages.append(known[kind])
-    forward = [[float(chunk.forward) for chunk in chunks] for chunks in stages]
-    backward = [[float(chunk.backward) for chunk in chunks] for chunks in stages]
-    passes = pipeline_seconds(step.schedule, forward, backward, micro_batches=step.micro_batches)
-    busy = [step.micro_batches * (sum(ahead) + sum(back)) for ahead, back in zip(forward, backward, strict=True)]
-    earlier = np.cumsum([0.0, *[back[0] for back in backward[:-1]]])
-    reduction = max(0.0, max(float(chunks[0].after_backward) - gone for chunks, gone in zip(stages, earlier, strict=True)))
-    slowest = max(stages, key=lambda chunks: float(chunks[0].update))
-    update = float(slowest[0].update)
-    seconds = passes + reduction + update + around.speeds.step_overhead
-    busiest = stages[int(np.argmax(busy))]
-    components = _components(step, busiest, slowest[0], reduction=reduction, bubble=passes - max(busy), speeds=around.speeds)
-    tokens_per_second = step.tokens / step.num_devices / seconds
-    flops = float(model_flops_per_token(step.spec, step.passed.sequence_length))
-    return StepTime(
-        step_seconds=seconds,
-        tokens_per_second_per_device=tokens_per_second,
-        model_flops_utilization=tokens_per_second * flops / around.speeds.peak_flops,
-        bubble_fraction=1 - sum(busy) / (len(busy) * passes),
-        components=components,
+            known[kind] = _coordinate(common, held)
+        coordinates.append(known[kind])
+    forward, backward = [each.forward for each in coordinates], [each.backward for each in coordinates]
+    return StepParts(
+        common=common,
+        coordinates=tuple(each.chunks for each in coordinates),
+        busy_seconds=tuple(step.micro_batches * (sum(each.forward) + sum(each.backward)) for each in coordinates),
+        pipeline_seconds=pipeline_seconds(step.schedule, forward, backward, micro_batches=step.micro_batches),
+        reduction_seconds=_reduction_seconds(coordinates),
+        update_seconds=max(each.update for each in known.values()),
     )
 
 
-def _components(
-    step: TrainingStep,
-    chunks: tuple[StageSeconds, ...],
-    update: StageSeconds,
-    *,
-    reduction: float,
-    bubble: float,
-    speeds: Speeds,
-) -> dict[str, Component]:
-    rounds = step.micro_batches
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coordinate:
+    """A kind of pipeline coordinate: its chunks, and their seconds as numbers."""
 
-    def over(*names: str) -> float:
-        return rounds * sum(float(getattr(chunk, name)) for chunk in chunks for name in names)
+    chunks: tuple[StageSeconds, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    after_backward: float
+    update: float
 
-    compute, recomputed = over("compute_forward", "compute_backward"), over("recomputed")
-    tensor, sends, copies = (
-        over("tensor_forward", "tensor_backward"),
-        over("sends_forward", "sends_backward"),
-        2 * over("host_copies"),
+
+def _coordinate(common: Common, held: Sequence[Stage]) -> _Coordinate:
+    chunks = stage_seconds(common, held)
+    return _Coordinate(
+        chunks=chunks,
+        forward=tuple(float(chunk.forward) for chunk in chunks),
+        backward=tuple(float(chunk.backward) for chunk in chunks),
+        after_backward=float(sum(chunk.after_backward for chunk in chunks)),
+        update=float(sum(chunk.update for chunk in chunks)),
     )
-    in_passes = over("forward", "backward") - compute - recomputed - tensor - sends - copies
-    traffic = rounds * sum(
-        float(chunk.traffic.forward_gather + chunk.traffic.backward_gather + chunk.traffic.backward_reduction)
-        for chunk in chunks
-    )
-    parts = update.optimizer
-    made = {
-        "compute": Component(seconds=compute, exposed_seconds=compute, reason="forward and backward of the busiest stage"),
-        "recomputation": Component(seconds=recomputed, exposed_seconds=recomputed, reason="forward passes done again"),
-        "tensor_parallel": Component(
-            seconds=tensor, exposed_seconds=tensor, reason="exposed: the next operation needs the result"
-        ),
-        "pipeline_transfers": Component(
-            seconds=sends, exposed_seconds=sends, reason="exposed: DeepSpeed's sends keep the stage busy"
-        ),
-        "pipeline_bubble": Component(seconds=bubble, exposed_seconds=bubble, reason="the busiest stage waits"),
-        "activation_copies": Component(seconds=copies, exposed_seconds=copies, reason="kept inputs to the host and back"),
-        "zero_traffic": Component(seconds=traffic, exposed_seconds=in_passes, reason="of every micro-batch"),
-        "gradient_reduction": Component(
-            seconds=float(chunks[0].after_backward), exposed_seconds=reduction, reason="after the last backward pass"
-        ),
-        "optimizer": Component(
-            seconds=float(parts.device), exposed_seconds=float(parts.device), reason="states over memory bandwidth"
-        ),
-        "processor_optimizer": Component(
-            seconds=float(parts.processors), exposed_seconds=float(parts.processors), reason="the device waits"
-        ),
-        "host_copies": Component(
-            seconds=float(parts.copies), exposed_seconds=float(parts.copies), reason="gradients down, parameters up"
-        ),
-        "nvme_reads": Component(
-            seconds=float(parts.disk_reads), exposed_seconds=float(parts.disk_reads), reason="optimizer states"
-        ),
-        "nvme_writes": Component(
-            seconds=float(parts.disk_writes), exposed_seconds=float(parts.disk_writes), reason="optimizer states"
-        ),
-        "parameter_gather": Component(
-            seconds=float(update.traffic.parameter_gather),
-            exposed_seconds=float(update.traffic.parameter_gather),
-            reason="exposed: the next step needs the parameters",
-        ),
-        "overhead": Component(seconds=speeds.step_overhead, exposed_seconds=speeds.step_overhead, reason="every step"),
-    }
-    return {name: component for name, component in made.items() if component.seconds > 0}
+
+
+def _reduction_seconds(coordinates: Sequence[_Coordinate]) -> float:
+    """What the reductions add to the pipeline: a stage has its last gradients before those in front of it."""
+    earlier = accumulate((each.backward[0] for each in coordinates), initial=0.0)
+    left = [each.after_backward - before for each, before in zip(coordinates, earlier, strict=False)]
+    return max(0.0, *left)

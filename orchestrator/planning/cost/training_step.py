@@ -8,6 +8,7 @@ from orchestrator.config.enums import PipelineSchedule
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.memory.activations import Pass
+from orchestrator.planning.memory.estimate import Estimator
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size
 
@@ -36,3 +37,18 @@ class TrainingStep:
     def tokens(self) -> Size:
         """Tokens of the step over all replicas."""
         return self.passed.micro_batch * self.passed.sequence_length * self.micro_batches * self.data_parallel_size
+
+
+def training_step(estimator: Estimator) -> TrainingStep:
+    """The step of a run whose memory ``estimator`` knows."""
+    layout = estimator.layout
+    return TrainingStep(
+        spec=estimator.spec,
+        cluster=estimator.cluster,
+        settings=estimator.settings,
+        passed=estimator.passed,
+        pipeline_parallel_size=layout.pipeline_parallel_size,
+        data_parallel_size=layout.data_parallel_size,
+        micro_batches=layout.gradient_accumulation_steps,
+        schedule=estimator.config.parallelism.schedule,
+    )
