@@ -23,9 +23,7 @@ from orchestrator.findings import Finding, Severity, error
 from orchestrator.planning.capacity import CAPACITY_RULES, DEVICE_MEMORY, usable_bytes
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.planning.cost.speeds import missing_facts
-from orchestrator.planning.cost.step_time import StepTime, step_time
-from orchestrator.planning.cost.training_step import TrainingStep
-from orchestrator.planning.memory.estimate import Estimator
+from orchestrator.planning.cost.step_time import StepTime
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import BALANCED
 from orchestrator.planning.plan import Plan, make_plan
@@ -338,8 +336,8 @@ class _Walk:
             worst = (errors or narrow)[0]
             self._refuse(worst.rule, 1, worst.message)
             return None
-        time = plan_time(config, plan)
-        assert plan.layout is not None
+        time = plan.time
+        assert plan.layout is not None and time is not None
         weight = plan.layout.world_size if config.planner.objective is Objective.cost else 1
         return Candidate(choice=choice, config=config, plan=plan, time=time, score=time.step_seconds * weight)
 
@@ -377,27 +375,3 @@ def configured(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         group, option = name.split(".")
         groups.setdefault(group, {})[option] = value
     return replace(config, **{group: replace(getattr(config, group), **options) for group, options in groups.items()})
-
-
-def plan_time(config: RunConfig, plan: Plan) -> StepTime:
-    """The time of a step of a plan that fits; its cluster must have all facts."""
-    assert plan.model is not None and plan.cluster is not None and plan.layout is not None and plan.partition is not None
-    estimator = Estimator(
-        config=config,
-        spec=plan.model,
-        cluster=plan.cluster,
-        layout=plan.layout,
-        settings=plan.settings,
-        trainable_shares=None,
-    )
-    step = TrainingStep(
-        spec=plan.model,
-        cluster=plan.cluster,
-        settings=plan.settings,
-        passed=estimator.passed,
-        pipeline_parallel_size=plan.layout.pipeline_parallel_size,
-        data_parallel_size=plan.layout.data_parallel_size,
-        micro_batches=plan.layout.gradient_accumulation_steps,
-        schedule=config.parallelism.schedule,
-    )
-    return step_time(step, plan.partition)
