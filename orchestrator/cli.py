@@ -29,6 +29,7 @@ from orchestrator.commands import (
     launch,
     logs,
     named_run,
+    plan,
     preflight,
     rules,
     slurm,
@@ -198,6 +199,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
         console = _console(json_on_stdout=config.output is Output.json)
         return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
+    if arguments.command is Command.plan:
+        return _finish(plan.run(config, arguments.overrides), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
     if slurm.goes_on(config):
@@ -383,6 +386,7 @@ _RUN_COMMANDS: dict[Command, RunCommand] = {
 }
 _HELP = {
     Command.validate: validate.HELP,
+    Command.plan: plan.HELP,
     Command.compile: compile_command.HELP,
     Command.launch: launch.HELP,
     Command.export: export.HELP,

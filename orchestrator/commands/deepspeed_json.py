@@ -246,7 +246,7 @@ def _without_model(checked: Checked) -> Checked:
     plan = checked.plan
     note = NO_ESTIMATE("model", "no model is named, so nothing is said about memory", "say model=PRESET, or model=hf")
     findings = [finding for finding in plan.findings if not _is_about_the_model(finding)]
-    stripped = replace(plan, model=None, memory=None, partition=None, findings=(*findings, note))
+    stripped = replace(plan, model=None, memory=None, partition=None, time=None, time_unknown=None, findings=(*findings, note))
     return replace(checked, plan=stripped)
 
 
@@ -269,7 +269,7 @@ def _joined(plan: Plan, found: list[Finding], effective: Effective, batch: Batch
         own = [finding for finding in own if finding.rule not in CAPACITY_RULES]
         message = f"memory is not estimated: {doubt}"
         found = [*found, NO_ESTIMATE(FIELD, message, "correct the errors first" if has_error(found) else "nothing")]
-        plan = replace(plan, memory=None, partition=None)
+        plan = replace(plan, memory=None, partition=None, time=None, time_unknown=None)
     if batch is None:
         plan = replace(plan, layout=None)
     return replace(plan, findings=(*found, *own))

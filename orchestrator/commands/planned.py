@@ -22,7 +22,7 @@ def plan_run(config: RunConfig, *, hosts: tuple[Host, ...] | None = None) -> Pla
 
     ``hosts``: those that were looked at, with what was measured there, in place of those that ``config`` names.
     """
-    hosts, findings = _hosts(config) if hosts is None else (hosts, [])
+    hosts, findings = hosts_of(config) if hosts is None else (hosts, [])
     shaped = with_pretrained_shape(config)
     plan = make_plan(shaped, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
     if gives_the_shape(config):
@@ -33,11 +33,11 @@ def plan_run(config: RunConfig, *, hosts: tuple[Host, ...] | None = None) -> Pla
 def fixes_for(config: RunConfig, plan: Plan, *, hosts: tuple[Host, ...] | None = None) -> tuple[Fix, ...]:
     """The smallest changes that make an infeasible plan fit; none for a plan that fits or is invalid."""
     if hosts is None:
-        hosts, _ = _hosts(config)
+        hosts, _ = hosts_of(config)
     return find_fixes(with_pretrained_shape(config), plan, hosts=hosts, machine_memory_bytes=memory_limit_bytes())
 
 
-def _hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
+def hosts_of(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
     """The hosts that are named, less what the filter leaves out; ``None`` when only their number is given."""
     cluster = config.cluster
     hosts, findings = allocated_hosts(config)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from orchestrator.config.enums import Accelerator, Precision
 from orchestrator.config.schema import ClusterConfig
 from orchestrator.findings import Finding, error
+from orchestrator.planning.device_speeds import DeliveredSpeed, delivered_speed
 from orchestrator.units import GB, GIB
 
 
@@ -58,6 +59,8 @@ class ClusterSpec:
     device_link_bandwidth: float | None
     host_link_bandwidth: float | None
     network_bandwidth: float | None
+    speed: DeliveredSpeed
+    """What of these rates is really reached."""
 
     @property
     def num_devices(self) -> int:
@@ -150,6 +153,7 @@ def cluster_spec_from_config(
         device_link_bandwidth=_bytes_per_second(config.device_link_gbps),
         host_link_bandwidth=_bytes_per_second(config.host_link_gbps),
         network_bandwidth=_bytes_per_second(config.network_gbps),
+        speed=delivered_speed(config),
     )
     return spec, []
 

@@ -13,6 +13,9 @@ from orchestrator.findings import Finding, Severity, has_error
 from orchestrator.planning.balanced import balanced_partition
 from orchestrator.planning.capacity import CAPACITY_RULES, capacity_findings, is_narrow
 from orchestrator.planning.cluster_spec import ClusterSpec, Host, cluster_spec_from_config
+from orchestrator.planning.cost.speeds import missing_facts
+from orchestrator.planning.cost.step_time import StepTime, step_time
+from orchestrator.planning.cost.training_step import training_step
 from orchestrator.planning.frozen import frozen_stage_findings
 from orchestrator.planning.layout import ParallelLayout, layout_from_config
 from orchestrator.planning.memory.estimate import Estimator, MemoryEstimate
@@ -37,6 +40,9 @@ class Plan:
     settings: DeepSpeedSettings
     partition: Partition | None
     memory: MemoryEstimate | None
+    time: StepTime | None
+    time_unknown: str | None
+    """Why there is no time although there is a memory estimate."""
     findings: tuple[Finding, ...]
 
     @property
@@ -63,13 +69,15 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of ``validate output=json``."""
+        unknown = {} if self.time_unknown is None else {"time_unknown": self.time_unknown}
         return {
             "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
             "layout": None if self.layout is None else self.layout.to_dict(),
             "partition": None if self.partition is None or self.model is None else partition_entry(self.model, self.partition),
             "memory": None if self.memory is None else self.memory.to_dict(),
-            "time": None,
+            "time": None if self.time is None else self.time.to_dict(),
+            **unknown,
         }
 
 
@@ -96,6 +104,8 @@ def make_plan(
     findings += broken
     partition: Partition | None = None
     memory: MemoryEstimate | None = None
+    time: StepTime | None = None
+    time_unknown: str | None = None
     if model is not None and cluster is not None and layout is not None and not forbids_estimate(broken):
         estimator = _estimator(config, model, cluster, layout, settings)
         partition = _partition(estimator)
@@ -103,6 +113,8 @@ def make_plan(
             findings += frozen_stage_findings(partition, estimator.trainable_shares)
         memory = estimator.estimate(partition)
         findings += capacity_findings(config, layout, memory)
+        time_unknown = missing_facts(cluster, settings.dtype)
+        time = None if time_unknown else step_time(training_step(estimator), partition)
     return Plan(
         model=model,
         cluster=cluster,
@@ -110,6 +122,8 @@ def make_plan(
         settings=settings,
         partition=partition,
         memory=memory,
+        time=time,
+        time_unknown=time_unknown,
         findings=tuple(findings),
     )
 

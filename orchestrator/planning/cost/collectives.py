@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.planning.parameters import Size
+
 
 class Collective(StrEnum):
     """Kinds of communication. The size of each is that of the tensor named here, as one rank sees it whole."""
@@ -43,26 +45,24 @@ class Link:
         return self.latency_seconds + size_bytes / self.bandwidth_bytes_per_second
 
 
-def bytes_sent_per_rank(collective: Collective, *, size_bytes: float, num_ranks: int) -> float:
-    """Bytes that the busiest rank sends; nothing with one rank.
+def bytes_sent_per_rank(collective: Collective, *, size_bytes: Size, num_ranks: Size) -> Size:
+    """Bytes that the busiest rank sends; nothing with one rank. Sizes may be arrays.
 
     All-reduce ``2 (N - 1) / N`` of the size; all-gather, reduce-scatter and all-to-all ``(N - 1) / N``; a broadcast and a
     message once the size, sent on by every rank but the last.
     """
-    assert num_ranks >= 1 and size_bytes >= 0
-    if num_ranks == 1:
-        return 0
     match collective:
         case Collective.all_reduce:
             return 2 * (num_ranks - 1) * size_bytes / num_ranks
         case Collective.all_gather | Collective.reduce_scatter | Collective.all_to_all:
             return (num_ranks - 1) * size_bytes / num_ranks
         case Collective.broadcast | Collective.point_to_point:
-            return size_bytes
+            return size_bytes * (num_ranks > 1)
 
 
 def collective_seconds(collective: Collective, *, size_bytes: float, num_ranks: int, link: Link) -> float:
     """Time from a common start until the last rank is done; nothing with one rank."""
+    assert num_ranks >= 1 and size_bytes >= 0
     sent = bytes_sent_per_rank(collective, size_bytes=size_bytes, num_ranks=num_ranks)
     if num_ranks == 1:
         return 0
