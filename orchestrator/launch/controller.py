@@ -42,7 +42,7 @@ _CLOSE_SECONDS = 5.0
 _STACK_SECONDS = 3 * RENEW_SECONDS
 _SEE_SECONDS = 2 * RENEW_SECONDS
 """In which ranks that no agent ends see that their lease is over."""
-_PDSH_FAILURE = re.compile(r"^pdsh@\S+: (\S+): (.*exit code (\d+).*)")
+_PDSH_FAILURE = re.compile(r"^pdsh@\S+: (\S+): .*exit code (\d+)")
 
 
 class Controller:
@@ -70,7 +70,7 @@ class Controller:
         self._ending: Ending | None = None
         self._has_started = False
         self._stops_sent = 0
-        self._pdsh_failure: tuple[str, str] | None = None
+        self._pdsh_failure: tuple[str, int] | None = None
         self._stacks_until: float | None = None
         self._ready_until = self._give_up = float("inf")
         self._beaten = self._looked = float("-inf")
@@ -154,8 +154,8 @@ class Controller:
     def _take(self, prefix: str, line: str) -> None:
         """A line that a host has printed; on the thread that reads it."""
         self._output.write(prefix + line)
-        if self._over_pdsh and (failed := _PDSH_FAILURE.match(line)):
-            self._pdsh_failure = self._pdsh_failure or (failed[1], f"{failed[1]}: {meaning(int(failed[3]))}")
+        if self._over_pdsh and self._pdsh_failure is None and (failed := _PDSH_FAILURE.match(line)):
+            self._pdsh_failure = failed[1], int(failed[2])
 
     @property
     def _over_pdsh(self) -> bool:
@@ -266,7 +266,11 @@ class Controller:
                 self._fail(f"no agent answers on {link.host}", link.host)
                 link.drop()
         if self._pdsh_failure is not None:
-            self._fail(self._pdsh_failure[1], self._pdsh_failure[0], is_explained=False)
+            host, code = self._pdsh_failure
+            if code == UNREACHABLE:
+                self._fail(f"the node launcher on {host} was killed, or the link to its host was lost", host)
+            else:
+                self._fail(f"{host}: {meaning(code)}", host, is_explained=False)
 
     def _obey(self) -> None:
         """Do what was asked: save and stop, or stop at once."""
@@ -351,5 +355,5 @@ def _lost(link: AgentLink) -> str:
     if link.ready is None:
         return f"{link.host} cannot be reached, or starts no agent (exit code {code})"
     if code == UNREACHABLE:
-        return f"the link to {link.host} was lost"
-    return f"the agent on {link.host} has gone" + (f" (exit code {code})" if code is not None else "")
+        return f"the agent on {link.host} has gone: it was killed, or the link to its host was lost"
+    return f"the agent on {link.host} has gone (exit code {code})"
