@@ -425,3 +425,13 @@ def test_through_pdsh_the_failure_of_a_host_is_noticed_while_others_go_on(attemp
     assert re.search(told, outcome.reason), outcome.reason
     assert not (attempt / "terminated").exists(), "DeepSpeed's runner would kill other jobs by name"
     assert not [path for path in attempt.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+
+
+def test_swap_files_of_the_run_are_removed_on_its_hosts_and_nobody_elses(ssh: Path) -> None:
+    own, other = ssh / "own", ssh / "other"
+    for folder, owner in ((own, "this run"), (other, "another")):
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps({"run_dir": owner}))
+        run(ssh, spec_of(ssh, "raise SystemExit(1)", hosts=TWO, swap_directory=str(folder), swap_owner="this run"))
+    assert not own.exists()
+    assert other.exists()
