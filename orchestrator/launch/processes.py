@@ -136,9 +136,10 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run."""
+        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run, and ignore Ctrl-Z: who sleeps is taken for dead."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         previous = {number: signal.signal(number, self._note) for number in numbers}
+        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         try:
             yield
         finally:
@@ -148,6 +149,9 @@ class StopRequests:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
             self.time_limit_is_near = True
+        elif number == signal.SIGHUP:
+            # a terminal that closes sends more than one
+            self.count = max(self.count, 1)
         else:
             self.terminated |= number == signal.SIGTERM
             self.count += 1
