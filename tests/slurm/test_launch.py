@@ -121,16 +121,7 @@ def test_a_job_trains_on_both_nodes_and_is_followed_to_its_end(run: Run) -> None
     assert not run.slurm.processes()
 
 
-def test_a_cancelled_job_leaves_no_process(run: Run) -> None:
-    run.submit()
-    run.trains()
-    run.slurm.run("scancel", run.job_id)
-    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
-    assert run.state == "CANCELLED"
-    assert run.outcome(attempt=1)["status"] == "interrupted"
-
-
-def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run) -> None:
+def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue_until_it_is_cancelled(run: Run) -> None:
     run.submit("launcher.slurm.save_seconds_before_limit=120", f"{OPTIONS}.time=60")
     run.trains()
     minutes = int(run.slurm.run("squeue", "-h", f"--jobs={run.job_id}", "--format=%M").split(":")[-2])
@@ -142,6 +133,10 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run
     assert run.steps(attempt=2)[:2] == [last + 1, last + 2]
     assert f"job {run.job_id} goes back into the queue" in run.output
     assert run.outcome(attempt=1)["stopped_by"] == "time_limit"
+    run.slurm.run("scancel", run.job_id)
+    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
+    assert run.state == "CANCELLED"
+    assert run.outcome(attempt=2)["status"] == "interrupted"
 
 
 def test_a_job_whose_node_fails_starts_over_and_is_stopped_with_a_checkpoint(run: Run) -> None:
@@ -182,6 +177,17 @@ def test_who_stops_following_leaves_the_job_alone_and_can_cancel_it(run: Run) ->
     stopped = run.orchestrator("stop")
     assert (stopped.code, stopped.json["state"]) == (0, "CANCELLED"), stopped.everything
     assert run.state == "CANCELLED"
+
+
+def test_inside_of_an_allocation_its_hosts_are_the_runs(run: Run) -> None:
+    words = ("preflight", *WORDS, "cluster.hosts=1", "checkpoint=none")
+    allocated = ("salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "orchestrator")
+    inside = run.slurm.login.run(*allocated, *words, cwd=run.folder, timeout=120)
+    assert inside.code == 0, inside.everything
+    assert list(json.loads(inside.stdout)["hosts"]) == [node.name for node in run.slurm.nodes]
+    outside = run.slurm.orchestrator(*words, cwd=run.folder)
+    assert outside.code == 2
+    assert "salloc" in outside.json["findings"][0]["fix"]
 
 
 def test_a_second_job_of_one_run_is_refused(run: Run) -> None:
