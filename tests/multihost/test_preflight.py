@@ -78,7 +78,15 @@ def test_a_folder_that_is_not_shared_is_named(folder: Path, hosts: tuple[Host, .
 def test_data_that_is_not_the_same_everywhere_is_named(folder: Path, hosts: tuple[Host, ...]) -> None:
     for number, host in enumerate(hosts):
         host.path(Path("/tmp/book.txt")).write_text("once upon a time " * 1000 + ("!" if number == 1 else "."))
-    ended = preflight(folder, hosts, "data=text", "data.path=/tmp/book.txt", "data.tokenizer_vocab_size=256", "output=json")
+    ended = preflight(
+        folder,
+        hosts,
+        "data=text",
+        "data.path=/tmp/book.txt",
+        "data.tokenizer_vocab_size=300",
+        "model.vocab_size=512",
+        "output=json",
+    )
     finding = only_finding(ended)
     assert (finding["rule"], finding["field"]) == ("hosts-differ", "data.path")
     assert finding["message"].startswith("host1: ")
