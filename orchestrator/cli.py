@@ -20,7 +20,21 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, preflight, rules, validate
+from orchestrator.commands import (
+    deepspeed_json,
+    doctor,
+    exact,
+    explain,
+    export,
+    launch,
+    logs,
+    named_run,
+    preflight,
+    rules,
+    status,
+    stop,
+    validate,
+)
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -29,7 +43,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
-from orchestrator.run_dir import CommandWords, recorded_words
+from orchestrator.run_dir import Attempt, CommandWords, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 _HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
@@ -37,6 +51,8 @@ _HYDRA_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p"}
 _WIDTH_OFF_TERMINAL = 160
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Words to names and overrides."""
+RunCommand = Callable[[RunConfig, Attempt, Callable[[str], None]], CommandResult]
+"""A command on a run, which says lines while it goes on."""
 _WORDS_OF_ONE_START = {"run_dir", "output", "dry_run", "checkpoint.resume"}
 
 
@@ -169,6 +185,8 @@ def _run_command(arguments: Arguments) -> int:
         return _sweep(arguments, overrides)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
+    if arguments.command in _RUN_COMMANDS:
+        return _on_run(arguments, _RUN_COMMANDS[arguments.command])
     config = load.load_config(deepspeed_json.completed_words(overrides), config_dir=arguments.config_dir)
     if config.deepspeed_json is not None and arguments.command in _JSON_COMMANDS:
         return _finish(_JSON_COMMANDS[arguments.command](config, arguments.overrides), config.output)
@@ -193,6 +211,15 @@ def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], C
     names, overrides = split(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
     return _finish(run(names), config.output)
+
+
+def _on_run(arguments: Arguments, run: RunCommand) -> int:
+    """A command whose word names a run."""
+    names, overrides = named_run.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    attempt = named_run.named_run(names, overrides, config)
+    console = _console(json_on_stdout=config.output is Output.json)
+    return _finish(run(config, attempt, lambda line: console.print(line, soft_wrap=True)), config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:
@@ -250,6 +277,7 @@ def _sweep(arguments: Arguments, overrides: list[str]) -> int:
         try:
             config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
             deepspeed_json.unsupported(config)
+            launch.require_attached(config)
             point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
             prepared = launch.prepare(config, _words(point, config))
             result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
@@ -338,6 +366,11 @@ _NAMING_COMMANDS: dict[Command, tuple[Split, Callable[[Sequence[str]], CommandRe
     Command.rules: (rules.split_words, rules.run),
     Command.explain: (explain.split_words, explain.run),
 }
+_RUN_COMMANDS: dict[Command, RunCommand] = {
+    Command.status: status.run,
+    Command.logs: logs.run,
+    Command.stop: stop.run,
+}
 _HELP = {
     Command.validate: validate.HELP,
     Command.compile: compile_command.HELP,
@@ -347,4 +380,7 @@ _HELP = {
     Command.preflight: preflight.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
+    Command.status: status.HELP,
+    Command.logs: logs.HELP,
+    Command.stop: stop.HELP,
 }

@@ -23,6 +23,7 @@ EXPIRE_SECONDS = 18.0
 """Without a renewal for so long, seconds, a rank takes its controller for dead."""
 OVER_EXIT_CODE = 87
 """A rank that ends because its lease is over ends with this."""
+_LOOK_SECONDS = 0.5
 _RECORD = "{beat:<20d} {request:<20s}\n"
 
 
@@ -79,9 +80,8 @@ class LeaseWatch:
     def __init__(self, attempt: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = attempt / LEASE
         self._clock = clock
-        self._beat = -1
+        self._seen: tuple[int, Request] | None = None
         self._moved = clock()
-        self._request = Request.go_on
         self.is_held = self._path.exists()
 
     def look(self) -> Sight:
@@ -91,9 +91,9 @@ class LeaseWatch:
         asked = self._clock()
         gone = False
         try:
-            beat, request = self._path.read_text(encoding="ascii").split()
-            if int(beat) != self._beat:
-                self._beat, self._moved, self._request = int(beat), self._clock(), Request(request)
+            record = _read(self._path)
+            if record != self._seen:
+                self._seen, self._moved = record, self._clock()
         except FileNotFoundError:
             gone = True
         except (OSError, ValueError):
@@ -101,10 +101,34 @@ class LeaseWatch:
         if self._clock() - asked > RENEW_SECONDS:
             # the disk did not answer, so the controller could not write either: its silence counts from now
             self._moved = self._clock()
+        request = Request.go_on if self._seen is None else self._seen[1]
         silent = self._clock() - self._moved
         reason = None
-        if gone or self._request is Request.end:
+        if gone or request is Request.end:
             reason = "the run was stopped"
         elif silent > EXPIRE_SECONDS:
             reason = f"the controller of the run has not been heard of for {silent:.0f} s"
-        return Sight(request=self._request, reason=reason)
+        return Sight(request=request, reason=reason)
+
+
+def is_renewed(attempt: Path) -> bool:
+    """Whether somebody renews the lease of an attempt. Takes ``EXPIRE_SECONDS`` if nobody does, and else hardly any time."""
+    path = attempt / LEASE
+    try:
+        if abs(time.time() - path.stat().st_mtime) < 2 * RENEW_SECONDS:
+            return True
+    except OSError:
+        return False
+    # an old one, or another clock: wait whether it moves
+    until = time.monotonic() + EXPIRE_SECONDS
+    first = path.read_bytes()
+    while time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+        if path.read_bytes() != first:
+            return True
+    return False
+
+
+def _read(path: Path) -> tuple[int, Request]:
+    beat, request = path.read_text(encoding="ascii").split()
+    return int(beat), Request(request)

@@ -258,6 +258,12 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
     return attempt
 
 
+def newest_attempt(run_dir: Path) -> Attempt | None:
+    """The newest attempt of a run; None if ``run_dir`` holds no run."""
+    number = _newest_attempt(run_dir)
+    return Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) if number else None
+
+
 def newest_started(run_dir: Path) -> Attempt | None:
     """The newest attempt that has a log, and so was more than a dry run; None if there is none."""
     numbers = range(_newest_attempt(run_dir), 0, -1)

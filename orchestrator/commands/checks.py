@@ -18,6 +18,9 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("unknown-flag", _E, "every flag exists"),
         ("unknown-rule", _E, "the rule to explain exists"),
         ("log", _E, "one log is named, and can be read"),
+        ("run", _E, "one run is named, and is there"),
+        ("logs", _E, "a log can be shown as it is asked for"),
+        ("stop", _E, "there is a run to stop, and its directory can be written to"),
         ("config-dir", _E, "--config-dir names a folder"),
         ("multirun", _E, "only launch sweeps"),
         ("override-grammar", _E, "every override is KEY=VALUE or GROUP=OPTION in Hydra's grammar"),
@@ -80,6 +83,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
     "launch": (
         ("launch-hosts", _E, "several hosts have names to be reached by"),
         ("launch-backend", _E, "the launcher backend reaches the hosts"),
+        ("detach", _E, "a controller can be started on the first host, and the run is no point of a sweep"),
         ("visible-devices", _E, "CUDA_VISIBLE_DEVICES has numbers, and enough of them"),
     ),
     "preflight": (

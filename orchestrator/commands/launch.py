@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
+from orchestrator.commands import out_of_memory
 from orchestrator.commands.compile import compiled
+from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
@@ -21,11 +23,14 @@ from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
+from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
+from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
+from orchestrator.launch.detach import hand_over, sweep_findings
 from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
 from orchestrator.launch.outcome import Outcome
@@ -126,8 +131,20 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
         show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
-        outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
-    return _ended(outcome, attempt)
+        if not config.launcher.detach:
+            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            return _ended(outcome, attempt)
+    return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
+
+
+def require_attached(config: RunConfig) -> None:
+    """Make sure that the point of a sweep is one that can be waited for.
+
+    Raises:
+        ConfigurationError: it would run detached.
+    """
+    if findings := sweep_findings(config.launcher):
+        raise ConfigurationError(findings)
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
@@ -245,14 +262,34 @@ def _dry_run(spec: LaunchSpec, attempt: Attempt) -> CommandResult:
     return CommandResult(exit_code=OK, payload=payload, text=[Text("dry run: nothing was started")])
 
 
+def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
+    payload = {
+        "status": "detached",
+        "attempt": str(attempt.path),
+        "log": str(attempt.log_file),
+        "controller": asdict(controller),
+    }
+    return CommandResult(exit_code=OK, payload=payload, text=outcome_report.detached_report(controller, attempt.run_dir))
+
+
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
     if outcome.status is Status.interrupted:
-        return CommandResult(
-            exit_code=INTERRUPTED, payload=payload, text=outcome_report.interruption_report(outcome, attempt.log_file)
-        )
+        report = outcome_report.interruption_report(outcome, attempt.log_file)
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     if outcome.status is Status.completed:
         assert outcome.result is not None
         report = text.result_report(outcome.result, attempt.path)
         return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
-    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=outcome_report.failure_report(outcome, attempt.log_file))
+    memory = _out_of_memory(outcome, attempt)
+    payload["out_of_memory"] = None if memory is None else memory.to_dict()
+    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
+
+
+def _out_of_memory(outcome: Outcome, attempt: Attempt) -> OutOfMemory | None:
+    """What the rank that failed first needed and had, if memory was what it lacked."""
+    first = outcome.first
+    if first is None:
+        return None
+    return out_of_memory.report(attempt, first.rank, killed=first.cause == HOST_OUT_OF_MEMORY and first.exit_code != 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
 
-from orchestrator.config.enums import Accelerator
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
 from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
@@ -103,9 +103,10 @@ def _host_index(hosts: Sequence[Host], rank: int) -> int | None:
 def _fixes(config: RunConfig, hosts: Sequence[Host], shortage: Shortage) -> tuple[Fix, ...]:
     """Changes with which the run fits into what there really was."""
     named = hosts if config.cluster.hostfile is not None else None
-    usable = shortage.usable_bytes / GIB
-    on_device = shortage.place is Place.device and config.cluster.accelerator is not Accelerator.cpu
-    field = "device_memory_gib" if on_device else "host_memory_gib"
-    real = replace(config, cluster=replace(config.cluster, **{field: usable}))
+    real = deepcopy(config)
+    if shortage.place is Place.device:
+        real.cluster.device_memory_gib = shortage.usable_bytes / GIB
+    else:
+        real.cluster.host_memory_gib = shortage.usable_bytes / GIB
     plan = make_plan(real, hosts=named, machine_memory_bytes=shortage.usable_bytes)
     return find_fixes(real, plan, hosts=named, machine_memory_bytes=shortage.usable_bytes)

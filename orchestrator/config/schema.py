@@ -444,6 +444,14 @@ class RunConfig:
     """validate: closed_form; exact also builds the engine of each class of ranks on this CPU and counts its bytes."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
+    follow: bool = False
+    """logs: go on with what is printed until the run has ended."""
+    rank: int | None = None
+    """logs: only lines that name this rank, and for 0 the progress; null = all."""
+    last: int = 50
+    """logs: lines to begin with, the last ones; 0 = all."""
+    now: bool = False
+    """stop: end the run at once, without a checkpoint."""
     seed: int = 1234
     """Seeds the initial weights, the data order and dropout."""
     run_dir: str = MISSING

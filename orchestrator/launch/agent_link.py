@@ -42,6 +42,8 @@ class AgentLink:
     """How the launcher on this host ended."""
     ended: bool = False
     """Whether the agent has said its last word: nothing is left on its host."""
+    stopped: float | None = None
+    """When it was first asked to stop, seconds since the epoch."""
     closed: bool = False
     """Whether its output has ended; nothing more will come."""
     ranks: dict[int, RankSighting] = field(default_factory=dict)
@@ -80,6 +82,7 @@ class AgentLink:
 
     def stop(self) -> None:
         """Have everything ended; a second time, at once."""
+        self.stopped = self.stopped or time.time()
         self._send({"do": "stop"})
 
     def drop(self) -> None:

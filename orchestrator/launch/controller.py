@@ -84,6 +84,7 @@ class Controller:
             detached=detached,
             state=State.connecting,
         )
+        write_controller(attempt, self._record)
 
     def run(self) -> Outcome:
         """Start, follow and end the attempt; nothing of it is left when this returns.
@@ -92,7 +93,6 @@ class Controller:
         or a stop request in the attempt end the run, after a checkpoint if it is to save; a second one ends it at once.
         SIGUSR1 says that a time limit is near.
         """
-        write_controller(self._attempt, self._record)
         with (self._attempt / LOG).open("w", encoding="utf-8", buffering=1) as log, self._requests.listening():
             self._output = Output(log, self._echo)
             self._end_earlier_attempts()

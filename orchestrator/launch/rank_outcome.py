@@ -57,8 +57,8 @@ def rank_outcomes(
             outcomes.append(_reported(rank, host or str(reports[rank]["host"]), reports[rank]))
         elif link is not None and sighting is not None and (link.host, sighting.pid) in finished:
             outcomes.append(RankOutcome(rank=rank, host=host, exit_code=0, meaning="ended well"))
-        elif link is not None and sighting is not None and _went_first(link, sighting, set(reports), finished):
-            outcomes.append(_ended_silently(rank, host, link, sighting))
+        elif link is not None and sighting is not None and _went_first(link, sighting, finished):
+            outcomes.append(_ended_silently(rank, host, link, sighting, reported=set(reports)))
         else:
             told = _not_blamed(rank, link, stacks)
             outcomes.append(RankOutcome(rank=rank, host=host, exit_code=None, meaning=told))
@@ -85,24 +85,32 @@ def _reported(rank: int, host: str, report: Mapping[str, Any]) -> RankOutcome:
     )
 
 
-def _went_first(link: AgentLink, sighting: RankSighting, reported: set[int], finished: set[tuple[str, int]]) -> bool:
-    """Whether a rank is the one that made the node launcher of its host end all others."""
-    if not link.exit_code or sighting.gone is None:
+def _went_first(link: AgentLink, sighting: RankSighting, finished: set[tuple[str, int]]) -> bool:
+    """Whether a rank was the first of its host to go, before anybody had asked for it."""
+    if not link.exit_code or sighting.gone is None or (link.stopped is not None and sighting.gone >= link.stopped):
         return False
     times = [other.gone for other in link.ranks.values() if other.gone is not None and (link.host, other.pid) not in finished]
-    may_be_silent = signal_of(link.exit_code) is not None or not reported & link.ranks.keys()
-    return may_be_silent and sighting.gone == min(times)
+    return sighting.gone == min(times)
 
 
-def _ended_silently(rank: int, host: str, link: AgentLink, sighting: RankSighting) -> RankOutcome:
-    """A rank that ended without a word: the node launcher's exit code is its own."""
+def _ended_silently(rank: int, host: str, link: AgentLink, sighting: RankSighting, *, reported: set[int]) -> RankOutcome:
+    """A rank that ended without a word.
+
+    The node launcher's exit code is its own, unless another one could fail because of it, and leave a report, before the
+    launcher looked.
+    """
     assert link.exit_code is not None
     number = signal_of(link.exit_code)
-    code = link.exit_code if number is None else -number
-    cause = cause_of([f"exits with return code = {code}"])
-    told = meaning(link.exit_code) if number is not None else f"ended with exit code {code} and left no report"
-    if code == OVER_EXIT_CODE:
+    code = None if number is None and reported & link.ranks.keys() else link.exit_code if number is None else -number
+    if code is None:
+        told = "vanished without a word: most likely killed (SIGKILL) by the host's out-of-memory killer"
+    elif code == OVER_EXIT_CODE:
         told = "ended because its lease was over: the run directory could not be read or written in time"
+    elif number is None:
+        told = f"ended with exit code {code} and left no report"
+    else:
+        told = meaning(link.exit_code)
+    cause = cause_of([f"exits with return code = {-signal.SIGKILL if code is None else code}"])
     return RankOutcome(
         rank=rank,
         host=host,
@@ -110,7 +118,8 @@ def _ended_silently(rank: int, host: str, link: AgentLink, sighting: RankSightin
         meaning=told,
         cause=None if cause is None else cause.name,
         failed=sighting.gone,
-        is_consequence=number == signal.SIGTERM,
+        # NCCL's watchdog aborts ranks whose peers have gone
+        is_consequence=number in (signal.SIGTERM, signal.SIGABRT),
     )
 
 

@@ -22,6 +22,9 @@ _VERBS = {
     Command.doctor: "what this machine has, and what to install",
     Command.rules: "list the rules a run is held against, or explain one",
     Command.explain: "say from its log why a DeepSpeed job failed",
+    Command.status: "how a run stands: step, rate, hosts, newest metrics and checkpoint",
+    Command.logs: "the log of a run; follow=true until it has ended",
+    Command.stop: "end a run from wherever its directory is seen: save and stop, or now=true",
 }
 _EXIT_CODES = {
     0: "done, or feasible",

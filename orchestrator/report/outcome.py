@@ -10,12 +10,21 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.control import ControllerRecord
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.rank_outcome import RankOutcome
 
 _MOST_LINES = 40
 _MOST_GROUPS = 12
 """Rows of the table, and groups of equal stacks."""
+
+
+def detached_report(controller: ControllerRecord, run_dir: Path) -> list[RenderableType]:
+    """That a run goes on by itself, and how to follow and end it."""
+    return [
+        Text(f"the run goes on by itself: its controller is process {controller.pid} on {controller.host}"),
+        *(Text(f"    orchestrator {verb} {run_dir}") for verb in ("status", "logs", "stop")),
+    ]
 
 
 def interruption_report(outcome: Outcome, log_file: Path) -> list[RenderableType]:

@@ -39,16 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         _work(Path(words[0]))
     except ConfigurationError as refusal:
-        for finding in refusal.findings:
-            print(f"{finding.severity}: {finding.field}: {finding.message}; {finding.fix}", file=sys.stderr)
+        _say([f"{found.severity}: {found.field}: {found.message}; {found.fix}" for found in refusal.findings])
         code = 1
     except BaseException:
-        traceback.print_exc()
+        _say(traceback.format_exc().splitlines())
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     # The destructors of a failed rank wait for peers that are gone, and those of a good one have been seen to abort.
     os._exit(code)
+
+
+def _say(lines: Sequence[str]) -> None:
+    """In the log the output of all ranks is mixed: each line says whose it is, as torch's own do."""
+    rank = os.environ.get("RANK", "0")
+    print("\n".join(f"[rank{rank}]: {line}" for line in lines), file=sys.stderr)
 
 
 def _work(attempt_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.control import Stop, read_outcome, request_stop
 from tests.cli.command_line import Ended, orchestrator
 
 SMOKE = ("experiment=smoke", "run_dir=run")
@@ -145,12 +147,11 @@ def test_a_dry_run_prints_a_command_that_works_in_a_shell(tmp_path: Path) -> Non
     assert json.loads((attempt / "result.json").read_text())["status"] == "completed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_a_stopped_launch_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    run_dir = tmp_path / "run"
+def training(run_dir: Path, *words: str) -> subprocess.Popen[str]:
+    """A launch that will not end by itself, after its first step."""
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "launch", *LONG, "tracking=wandb_offline"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "orchestrator", "launch", *LONG, *words],
+        cwd=run_dir.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -162,10 +163,88 @@ def test_a_stopped_launch_leaves_no_process(tmp_path: Path, number: signal.Signa
         assert time.monotonic() < deadline
         assert launcher.poll() is None
         time.sleep(0.2)
+    return launcher
+
+
+def rank_process(run_dir: Path, rank: int) -> psutil.Process:
+    record = json.loads((run_dir / "attempts/1/ranks" / f"{rank}.json").read_text())
+    return psutil.Process(record["pid"])
+
+
+def test_a_killed_rank_is_named_with_what_it_means(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    launcher = training(run_dir)
+    rank_process(run_dir, 1).kill()
+    printed, _ = launcher.communicate(timeout=90)
+    assert launcher.returncode == 4, printed
+    assert re.search(r"the run failed: rank 1 on \S+: .*SIGKILL.*out-of-memory", printed)
+    assert "Traceback" not in printed
+    assert not processes_of(run_dir)
+
+
+def test_ranks_whose_controller_is_killed_end_by_themselves(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    launcher = training(run_dir)
+    launcher.kill()
+    launcher.communicate(timeout=10)
+    deadline = time.monotonic() + 40
+    while processes_of(run_dir):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_a_setup_line_that_fails_is_said_with_what_it_printed(tmp_path: Path) -> None:
+    ended = orchestrator("launch", *SMOKE, "launcher.setup=['true','module load cuda/99']", "output=json", cwd=tmp_path)
+    assert ended.code == 4, ended.everything
+    assert "launcher.setup" in ended.json["reason"]
+    assert ended.json["lines"][-1].startswith("launcher.setup failed: module load cuda/99")
+    assert any("command not found" in line for line in ended.json["lines"])
+
+
+def test_a_detached_run_goes_on_without_its_shell_until_it_is_asked_to_stop(tmp_path: Path) -> None:
+    environment = {"TEST_MARK": str(tmp_path / "run"), "WANDB_API_KEY": "hush-hush-hush"}
+    words = (*LONG, "launcher.detach=true", "output=json")
+    started = orchestrator("launch", *words, cwd=tmp_path, environment=environment)
+    assert started.code == 0, started.everything
+    assert started.json["status"] == "detached"
+    attempt = Path(started.json["attempt"])
+    controller = psutil.Process(started.json["controller"]["pid"])
+    assert os.getsid(controller.pid) == controller.pid
+    try:
+        again = orchestrator("launch", *words, cwd=tmp_path)
+        assert again.code == 2, again.everything
+        deadline = time.monotonic() + 240
+        while not (attempt / "metrics.jsonl").exists() or not metrics(tmp_path / "run"):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        shown = [word for pid in processes_of(tmp_path / "run") for word in psutil.Process(pid).cmdline()]
+        assert shown and not any("hush" in word for word in shown)
+        request_stop(attempt, Stop.save)
+        while read_outcome(attempt) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        request_stop(attempt, Stop.now)
+    outcome = read_outcome(attempt)
+    assert outcome is not None
+    assert (outcome["status"], outcome["stopped_by"]) == ("interrupted", "request")
+    assert Path(outcome["saved"]).is_dir()
+    controller.wait(timeout=30)
+    assert not processes_of(tmp_path / "run")
+    assert not [path for path in attempt.rglob("*") if path.is_file() and b"hush-hush-hush" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_launch_saves_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    run_dir = tmp_path / "run"
+    launcher = training(run_dir, "tracking=wandb_offline")
     launcher.send_signal(number)
     printed, _ = launcher.communicate(timeout=90)
     assert launcher.returncode == 130, printed
     assert "Traceback" not in printed
+    (saved,) = (run_dir / "checkpoints").glob("global_step*")
+    assert f"saved: checkpoint {saved}" in printed
+    assert int(saved.name.removeprefix("global_step")) == metrics(run_dir)[-1]["step"]
     # W&B's own service is no child of the run; it leaves when its client has gone
     deadline = time.monotonic() + 30
     while processes_of(run_dir) and time.monotonic() < deadline:

@@ -239,7 +239,7 @@ def test_a_terminal_that_has_gone_does_not_end_the_run(attempt: Path) -> None:
 
 
 RANKED = """
-import json, os, pathlib, subprocess, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 from orchestrator.lease import Lease, LeaseWatch, Request
 from orchestrator.presence import Phase, ProgressWriter, RankRecord, write_rank
 here = pathlib.Path('.')
@@ -315,7 +315,7 @@ def test_a_killed_rank_is_named_before_those_that_lost_it(ssh: Path) -> None:
 if rank == 3:
     time.sleep(3)
     print('the last words of rank 3', flush=True)
-    os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), signal.SIGKILL)
 while len(list(here.glob('ranks/*.json'))) < 4:
     time.sleep(0.1)
 time.sleep(3)
@@ -331,6 +331,27 @@ time.sleep(600)
     assert outcome.reason.startswith("rank 3 on node-b: ") and "SIGKILL" in outcome.reason
     assert outcome.cause == "host-out-of-memory"
     assert [rank.rank for rank in outcome.ranks] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_vanishes_is_named_even_if_its_launcher_saw_another_first(ssh: Path) -> None:
+    work = """
+time.sleep(2)
+if rank == 0:
+    os.kill(os.getppid(), signal.SIGSTOP)  # its launcher looks only when the other has failed as well
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    time.sleep(2)
+    text = 'RuntimeError: Connection reset by peer'
+    report = {'rank': 1, 'host': 'short', 'time': time.time() - 5, 'error': text, 'traceback': text}
+    (here / 'failure_rank_1.json').write_text(json.dumps(report))
+    subprocess.Popen(['sh', '-c', f'sleep 1; kill -CONT {os.getppid()}'])
+    sys.exit(1)
+time.sleep(600)
+"""
+    outcome, _ = run(ssh, ranked(ssh, work))
+    assert outcome.hosts[0].exit_code == 1
+    assert outcome.reason.startswith("rank 0 on node-a: vanished")
+    assert outcome.cause == "host-out-of-memory"
 
 
 def test_what_a_rank_says_of_its_failure_is_the_reason(ssh: Path) -> None:
