@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.multihost.job import SMOKE, hostfile
-from tests.multihost.rig import NVME, Ended, Host, Rig, eventually
+from tests.multihost.rig import INTERFACE, NVME, Ended, Host, Rig, eventually
 
 Break = Callable[[tuple[Host, ...]], None]
 
@@ -164,3 +164,24 @@ def test_ctrl_c_leaves_no_process(folder: Path, hosts: tuple[Host, ...]) -> None
     started.signal(signal.SIGINT)
     assert started.wait(30) == 130
     assert not any(host.processes() for host in hosts)
+
+
+def test_the_ranks_of_all_hosts_reduce_and_each_host_has_its_bandwidth(folder: Path, hosts: tuple[Host, ...]) -> None:
+    words = ("preflight.collective=true", f"launcher.environment.GLOO_SOCKET_IFNAME={INTERFACE}", "output=json")
+    ended = preflight(folder, hosts, *words)
+    assert ended.code == 0, ended.everything
+    measured = json.loads(ended.stdout)["collective"]
+    assert measured["overall"] > 0
+    assert measured["within"] == dict.fromkeys(("host0", "host1", "host2"))
+    assert list(measured["between"]) == ["host0", "host1", "host2"]
+    assert all(value > 0 for value in measured["between"].values())
+    assert [path.name for path in folder.iterdir()] == ["hostfile"]
+    assert not any(host.processes() for host in hosts)
+
+
+def test_ranks_that_cannot_reduce_stop_the_run_before_it_starts(folder: Path, hosts: tuple[Host, ...]) -> None:
+    words = ("preflight.collective=true", "launcher.environment.GLOO_SOCKET_IFNAME=nosuch0", "output=json")
+    finding = only_finding(preflight(folder, hosts[:2], *words))
+    assert (finding["rule"], finding["field"]) == ("collective", "preflight.collective")
+    assert "nosuch0" in finding["message"]
+    assert [path.name for path in folder.iterdir()] == ["hostfile"]
