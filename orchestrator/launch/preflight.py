@@ -60,7 +60,7 @@ def port_findings(facts: HostFacts, config: RunConfig) -> list[Finding]:
 def launcher_findings(config: RunConfig, cluster: ClusterSpec) -> list[Finding]:
     """Programs that this machine lacks to reach other hosts."""
     backend = config.launcher.backend
-    if backend is LauncherBackend.local or all(is_this_machine(host.name) for host in cluster.hosts):
+    if backend in (LauncherBackend.local, LauncherBackend.slurm) or all(is_this_machine(host.name) for host in cluster.hosts):
         return []
     packages = {"ssh": "openssh-client", **({"pdsh": "pdsh"} if backend is LauncherBackend.pdsh else {})}
     return [
