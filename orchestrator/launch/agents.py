@@ -1,4 +1,4 @@
-"""The agents of a run, one a host or one on this machine: what they are told, and whether one of them or its host has failed."""
+"""The agents of a run, one a host or one on this machine: what they are told, and whether one, or its host, has failed."""
 
 from __future__ import annotations
 
