@@ -32,8 +32,8 @@ from orchestrator.commands import (
     plan,
     preflight,
     rules,
-    slurm,
     slurm_job,
+    slurm_restart,
     status,
     stop,
     validate,
@@ -203,7 +203,7 @@ def _run_command(arguments: Arguments) -> int:
         return _finish(plan.run(config, arguments.overrides), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
-    if slurm.goes_on(config):
+    if slurm_restart.goes_on(config):
         arguments = replace(arguments, overrides=load.combine_overrides(arguments.overrides, ["checkpoint.resume=true"]))
         config = load.load_config(arguments.overrides, config_dir=arguments.config_dir)
     if config.checkpoint.resume:

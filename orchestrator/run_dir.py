@@ -38,6 +38,8 @@ SWAP_OWNER = "owner.json"
 """In the run's directory on an NVMe disk: whose it is."""
 METRICS = "metrics.jsonl"
 LOG = "launcher.log"
+COLLECTIVE = "collective.json"
+"""What the ranks of a preflight are to reduce (``orchestrator/worker/collective.py``)."""
 COMMAND = "command.json"
 """How the attempt is started (``orchestrator/launch/spec.py``)."""
 

@@ -115,6 +115,8 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("measured-capacity", _W, "the hosts have the free memory and disk that are configured"),
         ("busy-memory", _W, "others leave the RAM that the run needs"),
         ("open-files", _W, "a process may open as many files as a rank has connections"),
+        ("collective", _E, "an all-reduce over all ranks succeeds, where it is asked for"),
+        ("slow-collective", _W, "no host reduces slower than the others, nor all slower than their links"),
         ("clock-skew", _W, "the clocks of the hosts agree"),
         ("shared-memory", _W, "/dev/shm is large enough for the ranks of a host"),
         ("build-lock", _E, "no stale lock of an op build is left"),

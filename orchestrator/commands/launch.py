@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
-from orchestrator.commands import out_of_memory, slurm
+from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
@@ -63,6 +63,7 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
 Echo = Callable[[str], None]
@@ -106,7 +107,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     run_dir = Path(config.run_dir)
     if submits_a_job(config):
         slurm.require_no_job(run_dir)
-    starts_over = not config.checkpoint.resume and slurm.is_started_again(config)
+    starts_over = not config.checkpoint.resume and slurm_restart.is_started_again(config)
     if not config.checkpoint.resume and not starts_over:
         require_new(run_dir)
     remarks: list[Finding] = []
@@ -151,7 +152,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
             outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
-            slurm.requeue_if_due(config, outcome, prepared.resume_tag, echo)
+            slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
 
+from orchestrator.commands.collective import check_collective
 from orchestrator.commands.planned import fixes_for, plan_run
 from orchestrator.commands.result import HOST_NOT_READY, OK, CommandResult
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, has_error
+from orchestrator.launch.bandwidth import Bandwidths, bandwidth_findings
 from orchestrator.launch.host_check import ClusterCheck, check_cluster
 from orchestrator.launch.measured import busy_memory, capacity_remarks, measured_hosts
 from orchestrator.launch.preflight import launcher_findings
@@ -32,6 +34,8 @@ class Readiness:
     """Made anew from what was measured."""
     fixes: tuple[Fix, ...]
     """What would fit, where the new plan does not."""
+    bandwidths: Bandwidths | None = None
+    """Of all-reduces over the ranks, where they were asked for."""
 
     @property
     def is_ready(self) -> bool:
@@ -53,13 +57,14 @@ class Readiness:
             "hosts": {check.host.name: report.host_entry(check) for check in self.check.hosts},
             "findings": [finding.to_dict() for finding in [*self.findings, *refused]],
             "master_addr": self.check.master_address,
+            "collective": None if self.bandwidths is None else self.bandwidths.to_dict(),
             "memory": None if self.plan.memory is None else self.plan.memory.to_dict(),
             "fixes": [fix.to_dict() for fix in self.fixes],
         }
 
     def result(self) -> CommandResult:
         """What ``preflight`` answers, and ``launch`` when the hosts are not ready."""
-        parts: list[RenderableType] = report.preflight_report(self.check)
+        parts: list[RenderableType] = report.preflight_report(self.check, self.bandwidths)
         if not self.plan.fits:
             parts += [*text.plan_report(self.plan), *text.fixes_report(self.plan, self.fixes)]
         code = OK if self.is_ready else HOST_NOT_READY
@@ -83,7 +88,26 @@ def readiness(config: RunConfig, plan: Plan) -> Readiness:
     for host, finding in _remarks(config, plan, measured, check, hosts):
         remarks[host].append(finding)
     fixes = fixes_for(config, measured, hosts=hosts)
-    return Readiness(check=check.with_findings(remarks), plan=measured, fixes=fixes)
+    ready = Readiness(check=check.with_findings(remarks), plan=measured, fixes=fixes)
+    return _with_collective(config, ready) if config.preflight.collective and ready.is_ready else ready
+
+
+def _with_collective(config: RunConfig, ready: Readiness) -> Readiness:
+    """The same with what an all-reduce over all ranks says: only hosts that are ready can try one."""
+    cluster = ready.plan.cluster
+    assert cluster is not None
+    tried = check_collective(config, cluster, ready.check.master_address)
+    if tried is None:
+        return ready
+    if tried.bandwidths is None:
+        assert tried.failure is not None
+        return replace(ready, check=replace(ready.check, findings=(*ready.check.findings, tried.failure)))
+    by_host: defaultdict[str | None, list[Finding]] = defaultdict(list)
+    for host, finding in bandwidth_findings(tried.bandwidths, cluster):
+        by_host[host].append(finding)
+    check = replace(ready.check, findings=(*ready.check.findings, *by_host.pop(None, [])))
+    slow = {host: findings for host, findings in by_host.items() if host is not None}
+    return replace(ready, check=check.with_findings(slow), bandwidths=tried.bandwidths)
 
 
 def _remarks(

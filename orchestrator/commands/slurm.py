@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,15 +10,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.checkpoints.catalogue import newest
 from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
-from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.load import quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.ending import StoppedBy
-from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.slurm import (
     Job,
     JobState,
@@ -27,21 +22,17 @@ from orchestrator.launch.slurm import (
     job_state,
     program_findings,
     read_job,
-    requeue,
     submit,
     write_job,
 )
-from orchestrator.launch.slurm_allocation import current_allocation
 from orchestrator.launch.slurm_follow import follow
 from orchestrator.launch.slurm_script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
 from orchestrator.report import text
-from orchestrator.run_dir import CommandWords, checkpoint_dir, newest_attempt, write_text
+from orchestrator.run_dir import CommandWords, newest_attempt, write_text
 
 Echo = Callable[[str], None]
 Show = Callable[[Iterable[RenderableType]], None]
-
-_REQUEUE_SECONDS = 60.0
 
 _MEANINGS = {
     "TIMEOUT": "the job reached its time limit before it had saved: launcher.slurm.save_seconds_before_limit is too short",
@@ -91,43 +82,6 @@ def login_refusal(config: RunConfig) -> CommandResult | None:
     return CommandResult(exit_code=HOST_NOT_READY, payload=payload, text=text.findings_report(findings))
 
 
-def is_started_again(config: RunConfig) -> bool:
-    """Whether this process runs in the job that ``launch`` submitted for this run, and not for the first time."""
-    if config.launcher.backend is not LauncherBackend.slurm:
-        return False
-    allocation, job = current_allocation(), read_job(Path(config.run_dir))
-    return allocation is not None and job is not None and job.job_id == allocation.job_id and allocation.restarts > 0
-
-
-def goes_on(config: RunConfig) -> bool:
-    """Whether a job that was started again has a checkpoint to go on from."""
-    return is_started_again(config) and newest(checkpoint_dir(Path(config.run_dir))) is not None
-
-
-def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, echo: Echo) -> None:
-    """Put the job of a run that its time limit has stopped back into the queue. That ends this process.
-
-    ``resume_tag`` is the checkpoint this start came from. One that has saved nothing newer is not repeated: the next would
-    come no further.
-    """
-    allocation = current_allocation()
-    wanted = config.launcher.backend is LauncherBackend.slurm and config.launcher.slurm.requeue
-    if allocation is None or not wanted or outcome.stopped_by is not StoppedBy.time_limit:
-        return
-    saved = newest(checkpoint_dir(Path(config.run_dir)))
-    if saved is None or saved.tag == resume_tag:
-        echo(f"job {allocation.job_id} is not requeued: this start has saved nothing new, and the next would come no further")
-        return
-    echo(f"job {allocation.job_id} goes back into the queue; its next start goes on from {saved.tag}")
-    try:
-        requeue(allocation.job_id)
-    except SlurmError as problem:
-        echo(f"job {allocation.job_id} cannot be requeued: {problem}; go on with checkpoint.resume=true")
-        return
-    # the end comes with Slurm's SIGTERM; leaving before would end the job
-    time.sleep(_REQUEUE_SECONDS)
-
-
 def launch_job(config: RunConfig, words: CommandWords, echo: Echo, show: Show) -> CommandResult:
     """Write the script into run_dir, submit it unless this is a dry run, and follow the job unless it is detached.
 
@@ -137,7 +91,13 @@ def launch_job(config: RunConfig, words: CommandWords, echo: Echo, show: Show) -
         ConfigurationError: sbatch refused the job.
     """
     run_dir = Path(config.run_dir)
-    script = JobScript(config=config, run_dir=run_dir, working_directory=Path.cwd(), command=_command(config, words))
+    script = JobScript(
+        config=config,
+        run_dir=run_dir,
+        working_directory=Path.cwd(),
+        program=python_command("orchestrator", "launch"),
+        arguments=_arguments(config, words),
+    )
     path = run_dir / JOB_SCRIPT
     write_text(path, script.text())
     show([Text(f"{path}:", style="bold"), Text(script.text())])
@@ -154,17 +114,17 @@ def launch_job(config: RunConfig, words: CommandWords, echo: Echo, show: Show) -
     except KeyboardInterrupt:
         payload = {"status": "detached", **asdict(job)}
         return CommandResult(exit_code=INTERRUPTED, payload=payload, text=_goes_on(job, run_dir))
-    return _ended(job, state, run_dir)
+    return ended(job, state, run_dir)
 
 
-def _command(config: RunConfig, words: CommandWords) -> list[str]:
-    """What the job runs: this launch again. It finds itself in an allocation and starts there."""
-    arguments = ["launch", f"run_dir={quoted(config.run_dir)}", *words.overrides, "launcher.detach=false"]
+def _arguments(config: RunConfig, words: CommandWords) -> list[str]:
+    """The words of this launch, which runs again in the job, finds itself in an allocation and starts there."""
+    arguments = [f"run_dir={quoted(config.run_dir)}", *words.overrides, "launcher.detach=false"]
     if config.checkpoint.resume:
         arguments.append("checkpoint.resume=true")
     if words.config_dir is not None:
-        arguments += ["--config-dir", words.config_dir]
-    return python_command("orchestrator", *arguments)
+        arguments.append(f"--config-dir={words.config_dir}")
+    return arguments
 
 
 def _goes_on(job: Job, run_dir: Path) -> list[RenderableType]:
@@ -176,7 +136,7 @@ def _goes_on(job: Job, run_dir: Path) -> list[RenderableType]:
     ]
 
 
-def _ended(job: Job, state: JobState | None, run_dir: Path) -> CommandResult:
+def ended(job: Job, state: JobState | None, run_dir: Path) -> CommandResult:
     """What a job that has ended comes to. Its own report has been printed by then."""
     attempt = newest_attempt(run_dir)
     result: dict[str, Any] | None = attempt.result if attempt is not None else None

@@ -6,6 +6,7 @@ Every call goes through Slurm's own programs, which a test can replace on ``PATH
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -94,7 +95,7 @@ def submit(script: Path, output: str) -> Job:
         raise ConfigurationError([error("slurm-submit", "launcher.slurm.options", f"sbatch says: {problem}", fix)]) from None
     # the number, and behind a semicolon the cluster's name where there are several
     job_id = printed.strip().splitlines()[-1].partition(";")[0]
-    output = output.replace("%%", "%").replace("%j", job_id)
+    output = re.sub("%[%j]", lambda pattern: "%" if pattern[0] == "%%" else job_id, output)
     return Job(job_id=job_id, script=str(script), output=output, submitted=time.time())
 
 

@@ -63,8 +63,10 @@ class JobScript:
     run_dir: Path
     """Absolute, and seen by every host."""
     working_directory: Path
-    command: Sequence[str]
+    program: Sequence[str]
     """What runs in the allocation."""
+    arguments: Sequence[str]
+    """Its arguments, for a line each."""
 
     @property
     def output(self) -> str:
@@ -95,10 +97,10 @@ class JobScript:
                 lines += ["", f"# {title}", *(_line(name, value) for name, value in options.items())]
         lines += [
             "",
-            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm signals it;",
+            "# Plans and checks again with the hosts of the allocation, then trains there. exec: Slurm's signals are for it;",
             "# the one before the time limit is ignored until the run has started.",
             "trap '' USR1",
-            "exec " + " \\\n    ".join(map(shlex.quote, self.command)),
+            " \\\n    ".join([f"exec {shlex.join(self.program)}", *map(shlex.quote, self.arguments)]),
         ]
         return "\n".join(lines) + "\n"
 

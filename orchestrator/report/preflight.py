@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, replace
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.findings import Finding
+from orchestrator.launch.bandwidth import Bandwidths, in_gb
 from orchestrator.launch.comparison import traits, usual
 from orchestrator.launch.facts import OPERATORS, PACKAGES, TOOLS, HostFacts
 from orchestrator.launch.host_check import ClusterCheck, HostCheck
@@ -28,14 +30,12 @@ _MOST_CHARACTERS = 100
 """Of a list of hosts."""
 
 
-def preflight_report(check: ClusterCheck) -> list[RenderableType]:
-    """The hosts in a table, then everything that is to be said of them, the worst first."""
+def preflight_report(check: ClusterCheck, bandwidths: Bandwidths | None) -> list[RenderableType]:
+    """The hosts in a table, the bandwidths between them, then everything that is to be said of them, the worst first."""
     facts = {entry.host.name: entry.facts for entry in check.hosts if entry.facts is not None}
-    return [
-        *([_traits_table(facts)] if facts else []),
-        *findings_report(check.findings),
-        *_joined_report(check),
-    ]
+    table = [_traits_table(facts)] if facts else []
+    measured = [] if bandwidths is None else [_bandwidth_table(bandwidths)]
+    return [*table, *measured, *findings_report(check.findings), *_joined_report(check)]
 
 
 def verdict(check: ClusterCheck, *, fits: bool) -> Text:
@@ -93,8 +93,24 @@ def _traits_table(facts: Mapping[str, HostFacts]) -> RenderableType:
     for trait in traits(facts):
         values = {host: value for host, entry in facts.items() if (value := trait.value(entry)) is not None}
         for row, (value, hosts) in enumerate(_by_value(values)):
-            usual_ones = "all" if len(hosts) == len(facts) else f"the other {len(hosts)}"
-            table.add_row(trait.name, str(value), usual_ones if row == 0 and len(hosts) > 1 else _shortened(hosts))
+            on = _shortened(hosts)
+            if len(hosts) == len(facts):
+                on = "all"
+            elif row == 0 and len(hosts) > 1:
+                on = f"the other {len(hosts)}"
+            table.add_row(trait.name, str(value), on)
+    return table
+
+
+def _bandwidth_table(measured: Bandwidths) -> RenderableType:
+    """The overall bus bandwidth, and of the hosts the middle and the slowest."""
+    table = _plain_table(f"all-reduce of {format_bytes(measured.bytes)}", "bus bandwidth", "slowest host")
+    table.add_row("all ranks", in_gb(measured.overall), "-")
+    for name, by_host in (("within a host", measured.within), ("between two hosts", measured.between)):
+        known = {host: value for host, value in by_host.items() if value is not None}
+        if known:
+            slowest = min(known, key=lambda host: known[host])
+            table.add_row(name, f"{in_gb(median(known.values()))} (median)", f"{slowest}: {in_gb(known[slowest])}")
     return table
 
 

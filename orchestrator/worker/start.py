@@ -22,8 +22,8 @@ from orchestrator.worker.failure import write_failure
 from orchestrator.worker.lease import watch_lease
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run this process's part of the attempt named on the command line.
+def main(arguments: Sequence[str] | None = None, *, load: Callable[[Path], Callable[..., None]] | None = None) -> NoReturn:
+    """Run this process's part of the attempt named on the command line: its training, or what ``load`` gives.
 
     Exits with 0 when it is done, 1 when it failed, 2 when no attempt is named, and ``lease.OVER_EXIT_CODE`` when its lease
     is over.
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         signal.signal(stop, signal.SIG_DFL)
     code = 0
     try:
-        _work(Path(words[0]))
+        _work(Path(words[0]), load or _load)
     except ConfigurationError as refusal:
         _say([f"{found.severity}: {found.field}: {found.message}; {found.fix}" for found in refusal.findings])
         code = 1
@@ -56,14 +56,14 @@ def _say(lines: Sequence[str]) -> None:
     print("\n".join(f"[rank{rank}]: {line}" for line in lines), file=sys.stderr)
 
 
-def _work(attempt_dir: Path) -> None:
+def _work(attempt_dir: Path, load: Callable[[Path], Callable[..., None]]) -> None:
     rank = int(os.environ["RANK"])
     write_rank(
         attempt_dir,
         RankRecord(rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), host=socket.gethostname(), pid=os.getpid()),
     )
     stop = watch_lease(attempt_dir, rank=rank)
-    _load(attempt_dir)(attempt_dir, stop=stop)
+    load(attempt_dir)(attempt_dir, stop=stop)
 
 
 def _load(attempt_dir: Path) -> Callable[..., None]:

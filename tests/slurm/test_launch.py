@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command_line import Ended
-from tests.multihost.rig import INTERFACE, eventually
+from tests.multihost.rig import INTERFACE, Started, eventually
 from tests.slurm.cluster import SlurmCluster
 
 START_SECONDS = 240.0
@@ -32,6 +34,7 @@ ENDLESS = (
     "launcher.detach=true",
 )
 OPTIONS = "launcher.slurm.options"
+HELD = f"{OPTIONS}.hold='true'"
 
 
 @dataclass
@@ -51,6 +54,17 @@ class Run:
         assert ended.code == 0, ended.everything
         assert ended.json["status"] == "submitted"
         self.job_id = ended.json["job_id"]
+
+    def follow(self, *words: str) -> Started:
+        """Launch and follow a job in another process, until it waits for something."""
+        argv = [sys.executable, "-m", "orchestrator", "launch", *WORDS, *words, "output=text"]
+        follower = self.slurm.login.start(*argv, cwd=self.folder, log=self.folder / "printed.log")
+        eventually(lambda: "PENDING (" in follower.printed, within=60, what=f"it is said why the job waits\n{follower.printed}")
+        (self.job_id,) = re.findall(r"job (\d+) is submitted", follower.printed)
+        return follower
+
+    def orchestrator(self, verb: str) -> Ended:
+        return self.slurm.orchestrator(verb, "run", "output=json", cwd=self.folder)
 
     @property
     def state(self) -> str:
@@ -107,16 +121,7 @@ def test_a_job_trains_on_both_nodes_and_is_followed_to_its_end(run: Run) -> None
     assert not run.slurm.processes()
 
 
-def test_a_cancelled_job_leaves_no_process(run: Run) -> None:
-    run.submit()
-    run.trains()
-    run.slurm.run("scancel", run.job_id)
-    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
-    assert run.state == "CANCELLED"
-    assert run.outcome(attempt=1)["status"] == "interrupted"
-
-
-def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run) -> None:
+def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue_until_it_is_cancelled(run: Run) -> None:
     run.submit("launcher.slurm.save_seconds_before_limit=120", f"{OPTIONS}.time=60")
     run.trains()
     minutes = int(run.slurm.run("squeue", "-h", f"--jobs={run.job_id}", "--format=%M").split(":")[-2])
@@ -128,34 +133,65 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue(run: Run
     assert run.steps(attempt=2)[:2] == [last + 1, last + 2]
     assert f"job {run.job_id} goes back into the queue" in run.output
     assert run.outcome(attempt=1)["stopped_by"] == "time_limit"
+    run.slurm.run("scancel", run.job_id)
+    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
+    assert run.state == "CANCELLED"
+    assert run.outcome(attempt=2)["status"] == "interrupted"
 
 
-def test_a_job_whose_node_fails_before_it_has_saved_starts_over(run: Run) -> None:
+def test_a_job_whose_node_fails_starts_over_and_is_stopped_with_a_checkpoint(run: Run) -> None:
     run.submit()
     run.trains()
     run.slurm.run("scontrol", "update", "nodename=host2", "state=down", "reason=test")
     eventually(lambda: run.state == "PENDING", within=60, what=f"the job waits again\n{run.output}")
     run.trains(attempt=2)
     assert run.steps(attempt=2)[0] == 1
+    stopped = run.orchestrator("stop")
+    assert stopped.code == 0, stopped.everything
+    assert stopped.json["saved"].endswith(f"global_step{run.steps(attempt=2)[-1]}")
+    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
+    assert run.state == "FAILED", "a run that was stopped is not requeued, and was not completed"
 
 
 def test_what_the_allocation_refuses_is_seen_by_who_follows(run: Run) -> None:
     """The data is there when the job is submitted, and gone when it starts."""
     text = run.folder / "text.txt"
     text.write_text("words\n" * 1000)
-    words = ("data=text", f"data.path={text}", "data.tokenizer_vocab_size=512", "model.vocab_size=512")
-    submitted = run.launch(*words, f"{OPTIONS}.hold='true'", "launcher.detach=true")
-    assert submitted.code == 0, submitted.everything
+    follower = run.follow("data=text", f"data.path={text}", "data.tokenizer_vocab_size=512", "model.vocab_size=512", HELD)
     text.unlink()
-    job = submitted.json["job_id"]
-    run.slurm.run("scontrol", "release", job)
-    eventually(lambda: run.slurm.state_of(job) == "FAILED", within=60, what="the job ends")
-    printed = Path(submitted.json["output"]).read_text()
-    assert f"data.path: {text} does not exist" in printed
+    run.slurm.run("scontrol", "release", run.job_id)
+    assert follower.wait(90) == 3, follower.printed
+    assert f"{text} does not exist" in follower.printed
+    assert f"job {run.job_id}: host not ready" in follower.printed
+
+
+def test_who_stops_following_leaves_the_job_alone_and_can_cancel_it(run: Run) -> None:
+    follower = run.follow(HELD)
+    follower.signal(signal.SIGINT)
+    assert follower.wait(30) == 130, follower.printed
+    assert f"job {run.job_id} goes on by itself" in follower.printed
+    assert run.state == "PENDING"
+    status = run.orchestrator("status")
+    assert (status.code, status.json["state"], status.json["job_id"]) == (0, "PENDING", run.job_id)
+    assert "JobHeldUser" in status.json["reason"]
+    stopped = run.orchestrator("stop")
+    assert (stopped.code, stopped.json["state"]) == (0, "CANCELLED"), stopped.everything
+    assert run.state == "CANCELLED"
+
+
+def test_inside_of_an_allocation_its_hosts_are_the_runs(run: Run) -> None:
+    words = ("preflight", *WORDS, "cluster.hosts=1", "checkpoint=none")
+    allocated = ("salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "orchestrator")
+    inside = run.slurm.login.run(*allocated, *words, cwd=run.folder, timeout=120)
+    assert inside.code == 0, inside.everything
+    assert list(json.loads(inside.stdout)["hosts"]) == [node.name for node in run.slurm.nodes]
+    outside = run.slurm.orchestrator(*words, cwd=run.folder)
+    assert outside.code == 2
+    assert "salloc" in outside.json["findings"][0]["fix"]
 
 
 def test_a_second_job_of_one_run_is_refused(run: Run) -> None:
-    run.submit(f"{OPTIONS}.hold='true'")
+    run.submit(HELD)
     again = run.launch()
     assert again.code == 2
     (finding,) = again.json["findings"]

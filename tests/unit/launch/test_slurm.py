@@ -70,8 +70,8 @@ def test_a_controller_that_does_not_answer_is_an_error_with_its_words(programs: 
 @pytest.mark.parametrize("printed", ["12", "12;cluster2"])
 def test_a_submission_gives_the_number_and_where_the_output_goes(programs: Path, printed: str) -> None:
     program(programs, "sbatch", f"echo '{printed}'")
-    job = submit(Path("/run/job.sbatch"), "/run%%1/slurm-%j.out")
-    assert (job.job_id, job.output) == ("12", "/run%1/slurm-12.out")
+    job = submit(Path("/run/job.sbatch"), "/run%%j/slurm-%j.out")
+    assert (job.job_id, job.output) == ("12", "/run%j/slurm-12.out")
 
 
 def test_sbatchs_own_refusal_is_a_finding_with_its_words(programs: Path) -> None:

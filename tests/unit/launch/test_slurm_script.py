@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,14 @@ OPTIONS = "launcher.slurm.options"
 
 def script(*overrides: str, run_dir: str = "/shared/run") -> JobScript:
     config = load_config([*GPUS, *overrides])
-    command = ["python", "-m", "orchestrator", "launch", "data.path=/a b"]
-    return JobScript(config=config, run_dir=Path(run_dir), working_directory=Path("/shared/me"), command=command)
+    arguments = ["data.path=/a b", "model.name='x$y'"]
+    return JobScript(
+        config=config,
+        run_dir=Path(run_dir),
+        working_directory=Path("/shared/me"),
+        program=["printf", "%s,", "launch"],
+        arguments=arguments,
+    )
 
 
 def directives(made: JobScript) -> list[str]:
@@ -36,8 +41,7 @@ def test_sbatch_reads_every_option_before_the_first_command() -> None:
 
 
 def test_the_script_is_one_that_a_shell_runs(tmp_path: Path) -> None:
-    made = replace(script(), command=["printf", "%s,", "launch", "data.path=/a b", "model.name='x$y'"])
-    (tmp_path / "job").write_text(made.text())
+    (tmp_path / "job").write_text(script().text())
     ended = subprocess.run(["bash", str(tmp_path / "job")], capture_output=True, text=True, timeout=30, check=True)
     assert ended.stdout == "launch,data.path=/a b,model.name='x$y',"
 
