@@ -78,8 +78,7 @@ def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
         time.sleep(_POLL_SECONDS)
     # the launcher may have died before its ranks: what is left of the session goes now
     _report(ranks.scan(), replies)
-    left = sorted(rank for rank, member in ranks.living.items() if member.is_running())
-    replies.say({"event": "exited", "exit_code": process.returncode, "left": left})
+    replies.say({"event": "exited", "exit_code": process.returncode, "left": ranks.left()})
     clearing = threading.Thread(target=session.clear, daemon=True)
     clearing.start()
     while clearing.is_alive():

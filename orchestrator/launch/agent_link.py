@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.launch.protocol import SILENCE_SECONDS, StartOrder, decode, encode
 
+_REAP_SECONDS = 2.0
 Events = queue.Queue["AgentLink"]
 """Links on which something has happened, besides output."""
 
@@ -123,6 +124,9 @@ class AgentLink:
                 self.output(message["text"])
             else:
                 self._note(message)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # its exit code is looked at as soon as it is closed
+            self.process.wait(_REAP_SECONDS)
         self.closed = True
         self.events.put(self)
 

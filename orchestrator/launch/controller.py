@@ -42,7 +42,7 @@ _CLOSE_SECONDS = 5.0
 _STACK_SECONDS = 3 * RENEW_SECONDS
 _SEE_SECONDS = 2 * RENEW_SECONDS
 """In which ranks that no agent ends see that their lease is over."""
-_PDSH_FAILURE = re.compile(r"^pdsh@\S+: (\S+): (.*exit code (\d+).*)")
+_PDSH_FAILURE = re.compile(r"^pdsh@\S+: (\S+): .*exit code (\d+)")
 
 
 class Controller:
@@ -70,7 +70,7 @@ class Controller:
         self._ending: Ending | None = None
         self._has_started = False
         self._stops_sent = 0
-        self._pdsh_failure: tuple[str, str] | None = None
+        self._pdsh_failure: tuple[str, int] | None = None
         self._stacks_until: float | None = None
         self._ready_until = self._give_up = float("inf")
         self._beaten = self._looked = float("-inf")
@@ -100,14 +100,14 @@ class Controller:
             try:
                 self._run()
             finally:
-                self._lease.end()
+                self._try(self._lease.end)
                 remove_private(self._attempt)
                 for link in self._links:
                     link.close(_CLOSE_SECONDS)
             self._clean_up()
-        outcome = outcome_of(self._attempt, self._links, self._ending)
-        write_json(self._attempt / OUTCOME, outcome.to_dict())
-        self._enter(State.ended)
+            outcome = outcome_of(self._attempt, self._links, self._ending)
+            self._try(partial(write_json, self._attempt / OUTCOME, outcome.to_dict()))
+            self._enter(State.ended)
         return outcome
 
     def _end_earlier_attempts(self) -> None:
@@ -154,8 +154,8 @@ class Controller:
     def _take(self, prefix: str, line: str) -> None:
         """A line that a host has printed; on the thread that reads it."""
         self._output.write(prefix + line)
-        if self._over_pdsh and (failed := _PDSH_FAILURE.match(line)):
-            self._pdsh_failure = self._pdsh_failure or (failed[1], f"{failed[1]}: {meaning(int(failed[3]))}")
+        if self._over_pdsh and self._pdsh_failure is None and (failed := _PDSH_FAILURE.match(line)):
+            self._pdsh_failure = failed[1], int(failed[2])
 
     @property
     def _over_pdsh(self) -> bool:
@@ -196,6 +196,8 @@ class Controller:
         """One turn: hear the agents, keep the leases, look whether anything has to end."""
         with contextlib.suppress(queue.Empty):
             self._events.get(timeout=_POLL_SECONDS)
+            while True:
+                self._events.get_nowait()
         now = time.monotonic()
         if now - self._beaten > BEAT_SECONDS:
             self._beaten = now
@@ -212,10 +214,7 @@ class Controller:
     def _beat(self) -> None:
         for link in self._links:
             link.beat()
-        try:
-            self._lease.renew()
-        except OSError as problem:
-            self._output.write(f"the lease of the run cannot be renewed: {problem}\n")
+        self._try(self._lease.renew)
 
     def _look(self) -> None:
         """Look at what others have left in the attempt."""
@@ -236,7 +235,7 @@ class Controller:
         if self._stacks_until is None:
             self._say(f"no progress for {format_seconds(silent)}: asking every rank where it stands")
             self._stacks_until = time.monotonic() + _STACK_SECONDS
-            self._lease.ask(Request.dump_stacks)
+            self._try(partial(self._lease.ask, Request.dump_stacks))
         missing = {record.rank for record in read_ranks(self._attempt)} - ranks_with_stacks(self._attempt)
         if missing and time.monotonic() < self._stacks_until:
             return
@@ -251,8 +250,8 @@ class Controller:
     def _judge(self) -> None:
         """Find out whether the run has failed, on any of its hosts."""
         for link in self._links:
-            if link.exited is not None:
-                if link.ranks_left:
+            if link.exit_code is not None:
+                if link.ranks_left and link.exit_code <= 0:
                     left = ", ".join(map(str, link.ranks_left))
                     self._fail(f"the node launcher on {link.host} has died, and left rank {left} behind", link.host)
                 elif link.exit_code:
@@ -266,7 +265,11 @@ class Controller:
                 self._fail(f"no agent answers on {link.host}", link.host)
                 link.drop()
         if self._pdsh_failure is not None:
-            self._fail(self._pdsh_failure[1], self._pdsh_failure[0], is_explained=False)
+            host, code = self._pdsh_failure
+            if code == UNREACHABLE:
+                self._fail(f"the node launcher on {host} was killed, or the link to its host was lost", host)
+            else:
+                self._fail(f"{host}: {meaning(code)}", host, is_explained=False)
 
     def _obey(self) -> None:
         """Do what was asked: save and stop, or stop at once."""
@@ -282,7 +285,7 @@ class Controller:
                 f"(no progress for {format_seconds(SAVE_SECONDS)} ends it); stop once more to end it now"
             )
             self._enter(State.saving)
-            self._lease.ask(Request.save_and_stop)
+            self._try(partial(self._lease.ask, Request.save_and_stop))
             return
         self._end(self._interrupted(), times=wanted)
 
@@ -307,7 +310,7 @@ class Controller:
         """Ask every agent to end what it started: once, or a second time to do so at once."""
         if self._stops_sent == 0:
             self._enter(State.stopping)
-            self._lease.end()
+            self._try(self._lease.end)
             # SIGTERM, SIGKILL, and then some time to empty the session and say so
             self._give_up = time.monotonic() + 2 * self._spec.stop_seconds + 3 * _CLOSE_SECONDS
         while self._stops_sent < min(times, 2):
@@ -333,7 +336,14 @@ class Controller:
 
     def _enter(self, state: State) -> None:
         self._record = replace(self._record, state=state)
-        write_controller(self._attempt, self._record)
+        self._try(partial(write_controller, self._attempt, self._record))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        """A disk that cannot be written to must not keep the controller from ending what it has started."""
+        try:
+            action()
+        except OSError as problem:
+            self._output.write(f"{self._attempt}: {problem}\n")
 
 
 def transport_of(spec: LaunchSpec) -> Transport:
@@ -351,5 +361,5 @@ def _lost(link: AgentLink) -> str:
     if link.ready is None:
         return f"{link.host} cannot be reached, or starts no agent (exit code {code})"
     if code == UNREACHABLE:
-        return f"the link to {link.host} was lost"
+        return f"the agent on {link.host} has gone: it was killed, or the link to its host was lost"
     return f"the agent on {link.host} has gone (exit code {code})"

@@ -134,9 +134,10 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run."""
+        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run, and ignore Ctrl-Z: who sleeps is taken for dead."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         previous = {number: signal.signal(number, self._note) for number in numbers}
+        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         try:
             yield
         finally:
@@ -146,6 +147,9 @@ class StopRequests:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
             self.time_limit_is_near = True
+        elif number == signal.SIGHUP:
+            # a terminal that closes sends more than one
+            self.count = max(self.count, 1)
         else:
             self.count += 1
 

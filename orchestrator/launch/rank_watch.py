@@ -29,11 +29,15 @@ class RankWatch:
     def look(self) -> Iterator[tuple[int, int, bool]]:
         """What has changed: rank, pid, and whether it has gone."""
         for rank, process in list(self.living.items()):
-            if not process.is_running() or _is_over(process):
+            if _is_over(process):
                 del self.living[rank]
                 yield rank, process.pid, True
         if time.monotonic() - self._scanned > _SCAN_SECONDS:
             yield from self.scan()
+
+    def left(self) -> list[int]:
+        """The ranks that still live."""
+        return sorted(rank for rank, process in self.living.items() if not _is_over(process))
 
     def scan(self) -> Iterator[tuple[int, int, bool]]:
         """Look for ranks that were not there before."""
@@ -69,6 +73,6 @@ def _parent_rank(process: psutil.Process) -> int | None:
 
 def _is_over(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return True

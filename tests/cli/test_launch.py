@@ -194,7 +194,8 @@ def test_ranks_whose_controller_is_killed_end_by_themselves(tmp_path: Path) -> N
 
 
 def test_a_setup_line_that_fails_is_said_with_what_it_printed(tmp_path: Path) -> None:
-    ended = orchestrator("launch", *SMOKE, "launcher.setup=['true','module load cuda/99']", "output=json", cwd=tmp_path)
+    words = (*SMOKE, "preflight.enabled=false", "launcher.setup=['true','module load cuda/99']", "output=json")
+    ended = orchestrator("launch", *words, cwd=tmp_path)
     assert ended.code == 4, ended.everything
     assert "launcher.setup" in ended.json["reason"]
     assert ended.json["lines"][-1].startswith("launcher.setup failed: module load cuda/99")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -403,3 +404,34 @@ def test_ranks_of_an_attempt_whose_controller_died_end_before_the_next_starts(at
     outcome, _ = run(attempt, spec_of(attempt, RESULT))
     assert outcome.status is Status.completed
     assert LeaseWatch(earlier).look().request is Request.end
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(247, "node-b: .* killed"), (255, "node launcher on node-b was killed, or the link")],
+    ids=["a rank", "its host"],
+)
+def test_through_pdsh_the_failure_of_a_host_is_noticed_while_others_go_on(attempt: Path, code: int, told: str) -> None:
+    """pdsh itself only returns when the last host has."""
+    program = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: open('terminated', 'w'))\n"
+        f"print('pdsh@here: node-b: ssh exited with exit code {code}', flush=True)\n"
+        "time.sleep(600)"
+    )
+    spec = spec_of(attempt, program, hosts=TWO, backend=LauncherBackend.pdsh, master_port=20100)
+    outcome, _ = run(attempt, spec, WANDB_API_KEY="hush")
+    assert outcome.status is Status.failed
+    assert re.search(told, outcome.reason), outcome.reason
+    assert not (attempt / "terminated").exists(), "DeepSpeed's runner would kill other jobs by name"
+    assert not [path for path in attempt.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+
+
+def test_swap_files_of_the_run_are_removed_on_its_hosts_and_nobody_elses(ssh: Path) -> None:
+    own, other = ssh / "own", ssh / "other"
+    for folder, owner in ((own, "this run"), (other, "another")):
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps({"run_dir": owner}))
+        run(ssh, spec_of(ssh, "raise SystemExit(1)", hosts=TWO, swap_directory=str(folder), swap_owner="this run"))
+    assert not own.exists()
+    assert other.exists()
