@@ -151,6 +151,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
         if config.dry_run:
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
+            slurm_restart.keep_job(config)
             outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)

@@ -11,7 +11,7 @@ from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.launch.ending import StoppedBy
 from orchestrator.launch.outcome import Outcome
-from orchestrator.launch.slurm import SlurmError, read_job, requeue
+from orchestrator.launch.slurm import SlurmError, batch_job, read_job, requeue, write_job
 from orchestrator.launch.slurm_allocation import current_allocation
 from orchestrator.run_dir import checkpoint_dir
 
@@ -19,8 +19,20 @@ REQUEUE_SECONDS = 60.0
 """So long Slurm may take to end a job that it has put back into the queue."""
 
 
+def keep_job(config: RunConfig) -> None:
+    """Write down the job that this launch starts a run in, if it was not submitted by one: its next start then goes on."""
+    allocation, run_dir = current_allocation(), Path(config.run_dir)
+    if config.launcher.backend is not LauncherBackend.slurm or allocation is None:
+        return
+    known = read_job(run_dir)
+    if known is None or known.job_id != allocation.job_id:
+        job = batch_job(allocation.job_id)
+        if job is not None:
+            write_job(run_dir, job)
+
+
 def is_started_again(config: RunConfig) -> bool:
-    """Whether this process runs in the job that ``launch`` submitted for this run, and not for the first time."""
+    """Whether this process runs in the job that this run was started in, and not for the first time."""
     if config.launcher.backend is not LauncherBackend.slurm:
         return False
     allocation, job = current_allocation(), read_job(Path(config.run_dir))

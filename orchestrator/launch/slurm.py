@@ -126,6 +126,19 @@ def job_state(job_id: str) -> JobState | None:
         raise
 
 
+def batch_job(job_id: str) -> Job | None:
+    """A job that somebody else has submitted with sbatch; None for an interactive one, and where Slurm cannot be asked."""
+    try:
+        shown = call_slurm("scontrol", "show", "job", job_id)
+    except SlurmError:
+        return None
+    # a value may have spaces, and ends with its line
+    values = dict(re.findall(r"^\s*(Command|StdOut)=(.*?)\s*$", shown, re.MULTILINE))
+    if values.keys() != {"Command", "StdOut"}:
+        return None
+    return Job(job_id=job_id, script=values["Command"], output=values["StdOut"], submitted=time.time())
+
+
 def parse_job(shown: str) -> JobState:
     """The state in what ``scontrol --oneliner show job`` prints."""
     values: dict[str, str] = {}

@@ -85,7 +85,7 @@ def _findings(config: RunConfig, allocation: Allocation) -> Iterator[Finding]:
             f"job {allocation.job_id} has the GPUs {visible} of this host, which shows it the others as well, and DeepSpeed's"
             " launcher counts from 0: it would take those of another job"
         )
-        fix = "take whole hosts (no gres, gpus, cpus or mem in launcher.slurm.options), or have Slurm set up to hide the others"
+        fix = "take whole hosts (no cpus-per-task or mem in launcher.slurm.options), or have Slurm set up to hide the others"
         yield error("slurm-devices", "CUDA_VISIBLE_DEVICES", message, fix)
 
 

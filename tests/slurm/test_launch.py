@@ -55,6 +55,12 @@ class Run:
         assert ended.json["status"] == "submitted"
         self.job_id = ended.json["job_id"]
 
+    def submit_by_hand(self, *words: str) -> None:
+        """Have the script written for such a run, and submit it without us."""
+        ended = self.launch(*ENDLESS, *words, "dry_run=true")
+        assert ended.code == 0, ended.everything
+        self.job_id = self.slurm.run("sbatch", "--parsable", ended.json["script"]).strip()
+
     def follow(self, *words: str) -> Started:
         """Launch and follow a job in another process, until it waits for something."""
         argv = [sys.executable, "-m", "orchestrator", "launch", *WORDS, *words, "output=text"]
@@ -122,7 +128,7 @@ def test_a_job_trains_on_both_nodes_and_is_followed_to_its_end(run: Run) -> None
 
 
 def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue_until_it_is_cancelled(run: Run) -> None:
-    run.submit("launcher.slurm.save_seconds_before_limit=120", f"{OPTIONS}.time=60")
+    run.submit_by_hand("launcher.slurm.save_seconds_before_limit=120", f"{OPTIONS}.time=60")
     run.trains()
     minutes = int(run.slurm.run("squeue", "-h", f"--jobs={run.job_id}", "--format=%M").split(":")[-2])
     run.update(f"timelimit={minutes + 2}")

@@ -9,6 +9,7 @@ from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.slurm import (
     SlurmError,
+    batch_job,
     cancel,
     job_state,
     parse_job,
@@ -65,6 +66,18 @@ def test_a_controller_that_does_not_answer_is_an_error_with_its_words(programs: 
     program(programs, "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(SlurmError, match="Unable to contact slurm controller"):
         job_state("7")
+
+
+def test_a_job_that_was_submitted_by_hand_is_found_with_its_output(programs: Path) -> None:
+    program(
+        programs,
+        "scontrol",
+        "printf 'JobId=7 JobName=mine\\n   Command=/a b/job --x=1\\n   StdErr=/a b/err\\n   StdOut=/a b/out\\n'",
+    )
+    job = batch_job("7")
+    assert job is not None and (job.script, job.output) == ("/a b/job --x=1", "/a b/out")
+    program(programs, "scontrol", "printf 'JobId=7 JobName=interactive\\n   Command=(null)\\n'")
+    assert batch_job("7") is None
 
 
 @pytest.mark.parametrize("printed", ["12", "12;cluster2"])
