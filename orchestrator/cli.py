@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, rules, validate
+from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, plan, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -178,6 +178,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
         console = _console(json_on_stdout=config.output is Output.json)
         return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
+    if arguments.command is Command.plan:
+        return _finish(plan.run(config, arguments.overrides), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
     if config.checkpoint.resume:
@@ -339,6 +341,7 @@ _NAMING_COMMANDS: dict[Command, tuple[Split, Callable[[Sequence[str]], CommandRe
 }
 _HELP = {
     Command.validate: validate.HELP,
+    Command.plan: plan.HELP,
     Command.compile: compile_command.HELP,
     Command.launch: launch.HELP,
     Command.export: export.HELP,

@@ -52,6 +52,12 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("batch-size", _E, "the global batch or the micro-batch is given, each at least 1"),
         ("batch-identity", _E, "global batch = micro-batch x accumulation x data-parallel size"),
     ),
+    "plan": (
+        ("plan-batch", _E, "the global batch that a plan is made for is known"),
+        ("plan-speeds", _E, "the cluster says how fast its devices and links are"),
+        ("plan-hosts", _E, "the numbers of hosts to compare are a range or a list"),
+        ("plan-file", _E, "the experiment that a plan is written to is a new file in a folder called experiment"),
+    ),
     "capacity": (
         ("device-memory", _E, "every rank's estimate fits its device; within the margin it is a warning"),
         ("host-memory", _E, "every host's estimate fits its RAM, at the start, in a step and while saving"),

@@ -18,7 +18,7 @@ from orchestrator.planning.plan import Plan, make_plan
 
 def plan_run(config: RunConfig) -> Plan:
     """Plan ``config``; everything that is wrong with it is among the plan's findings."""
-    hosts, findings = _hosts(config)
+    hosts, findings = hosts_of(config)
     shaped = with_pretrained_shape(config)
     plan = make_plan(shaped, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
     if gives_the_shape(config):
@@ -28,11 +28,11 @@ def plan_run(config: RunConfig) -> Plan:
 
 def fixes_for(config: RunConfig, plan: Plan) -> tuple[Fix, ...]:
     """The smallest changes that make an infeasible plan fit; none for a plan that fits or is invalid."""
-    hosts, _ = _hosts(config)
+    hosts, _ = hosts_of(config)
     return find_fixes(with_pretrained_shape(config), plan, hosts=hosts, machine_memory_bytes=memory_limit_bytes())
 
 
-def _hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
+def hosts_of(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
     """The hosts that are named, less what the filter leaves out; ``None`` when only their number is given."""
     cluster, findings = config.cluster, list[Finding]()
     hosts: tuple[Host, ...] | None = None

@@ -9,6 +9,7 @@ class Command(StrEnum):
     """The verbs of the command line."""
 
     validate = "validate"
+    plan = "plan"
     compile = "compile"
     launch = "launch"
     export = "export"
@@ -33,6 +34,14 @@ class Estimate(StrEnum):
 
     closed_form = "closed_form"
     exact = "exact"
+
+
+class Objective(StrEnum):
+    """What the best plan is best at."""
+
+    time = "time"
+    cost = "cost"
+    fewest_hosts = "fewest_hosts"
 
 
 class Family(StrEnum):

@@ -28,6 +28,7 @@ from orchestrator.config.enums import (
     RecomputePolicy,
     WandbMode,
 )
+from orchestrator.config.planner import PlannerConfig
 from orchestrator.config.speed import SpeedConfig
 
 
@@ -425,14 +426,6 @@ class PreflightConfig:
     """Hosts that are probed at once."""
     collective: bool = False
     """Run a small all-reduce over all ranks as well, and compare each host's bus bandwidth with the cluster preset."""
-
-
-@dataclass(kw_only=True, slots=True)
-class PlannerConfig:
-    """The estimate."""
-
-    memory_margin: float = 0.05
-    """Share of every capacity that should stay free, 0 to 0.5. Inside it an estimate is flagged, above the capacity refused."""
 
 
 @dataclass(kw_only=True, slots=True)

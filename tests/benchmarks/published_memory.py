@@ -103,7 +103,7 @@ class Case:
 def case_of(row: Row) -> Case:
     """The planner's inputs for ``row``. Raises NotPredictable."""
     system = training_system(row)
-    model = _model(row, system)
+    model = model_of(row, system)
     pp = max(1, row.whole("pp", 1))
     partition = _partition(row, model, pp)
     return Case(
@@ -141,7 +141,8 @@ def autocasts(row: Row) -> bool:
     return ("amp" in precision and training_system(row) == "torch") or "bf16 master" in row.note("master_states")
 
 
-def _model(row: Row, system: str) -> PublishedModel:
+def model_of(row: Row, system: str) -> PublishedModel:
+    """The shape that a row states, trained by ``system``. Raises NotPredictable."""
     layers, hidden, heads = (row.whole(name) for name in ("layers", "hidden", "heads"))
     if min(layers, hidden, heads) < 1 or row.whole("seq_len") < 1 or row.whole("micro_batch") < 1:
         raise NotPredictable("layers, hidden, heads, seq_len or micro_batch is not stated")

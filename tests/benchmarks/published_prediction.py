@@ -47,12 +47,16 @@ class Prediction:
 def predict(row: Row) -> Prediction | str:
     """The prediction, or why there is none."""
     try:
-        case = case_of(row)
-        return max((_of_stage(case, index) for index in case.coordinates), key=lambda found: found.needed_bytes)
+        return predict_case(case_of(row))
     except NotPredictable as problem:
         return str(problem)
     except (ArithmeticError, AssertionError, LookupError, ValueError) as problem:
         return f"the row makes no run: {type(problem).__name__} {problem}"
+
+
+def predict_case(case: Case) -> Prediction:
+    """The worst of the stages that are compared. Raises what a row that makes no run can raise."""
+    return max((_of_stage(case, index) for index in case.coordinates), key=lambda found: found.needed_bytes)
 
 
 def _of_stage(case: Case, coordinate: int) -> Prediction:
