@@ -26,7 +26,6 @@ from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage
 from orchestrator.units import DTYPE_BYTES
 
-
 OVERLAP_SLOWDOWN = 0.126
 """What an operation takes longer while a collective runs beside it (Hetu-Galvatron's published profile)."""
 

@@ -129,17 +129,16 @@ def test_slower_combinations_are_never_faster():
             assert np.all(combination_seconds(config, plan.model, plan.cluster, slower) >= bound * (1 - 1e-9))
 
 
-@pytest.mark.parametrize("memory_gib", [8.0, 20.0])
-@pytest.mark.parametrize("sequence_length", [1024, 8192])
+@pytest.mark.parametrize(("memory_gib", "sequence_length"), [(8.0, 1024), (20.0, 8192)])
 def test_twice_the_hosts_are_never_slower(memory_gib, sequence_length):
     changes = {"cluster__device_memory_gib": memory_gib, "data__sequence_length": sequence_length}
     changes |= {"model__max_position_embeddings": sequence_length, "cluster__network_gbps": 1.0}
-    times = [seconds(searched(planned_config(cluster__hosts=hosts, **changes))) for hosts in (1, 2, 4, 8)]
+    times = [seconds(searched(planned_config(cluster__hosts=hosts, **changes))) for hosts in (1, 2, 4)]
     assert times == sorted(times, reverse=True)
 
 
 def test_more_memory_is_never_slower():
-    times = [seconds(searched(planned_config(cluster__device_memory_gib=size))) for size in (6.0, 8.0, 12.0, 24.0, 48.0)]
+    times = [seconds(searched(planned_config(cluster__device_memory_gib=size))) for size in (6.0, 10.0, 40.0)]
     assert times == sorted(times, reverse=True)
 
 
@@ -157,7 +156,7 @@ def test_every_plan_that_is_shown_passes_validate(memory_gib):
 def test_the_order_of_the_candidates_does_not_change_the_answer(monkeypatch):
     config = planned_config(cluster__hosts=2)
     first = searched(config)
-    for seed in range(3):
+    for seed in range(2):
         shuffled = random.Random(seed)
 
         def in_another_order(*arguments: Any, shuffled: random.Random = shuffled, **named: Any) -> list[Combination]:
@@ -222,14 +221,14 @@ def test_the_cheapest_plan_takes_no_more_device_seconds_than_the_fastest():
 
 
 def test_fewest_hosts_is_the_first_number_that_fits():
-    config = planned_config(cluster__hosts=8, cluster__device_memory_gib=4.2, cluster__host_memory_gib=8.0)
+    config = planned_config(cluster__hosts=8, cluster__device_memory_gib=2.6)
     config.planner.objective = Objective.fewest_hosts
+    config.planner.fix.optimizer_device = OffloadDevice.none
+    config.planner.fix.recompute = RecomputePolicy.full
     best = searched(config).best
     assert best is not None
-    for hosts in (1, 2, 4):
-        if hosts < best.choice.hosts:
-            smaller = replace(config, cluster=replace(config.cluster, hosts=hosts))
-            assert searched(smaller).best is None
+    assert best.choice.hosts == 4
+    assert searched(replace(config, cluster=replace(config.cluster, hosts=2))).best is None
 
 
 def test_what_cannot_fit_says_which_capacity_forbids_it():
@@ -247,14 +246,10 @@ def test_what_cannot_fit_says_which_capacity_forbids_it():
     ],
 )
 def test_what_no_choice_can_mend_is_said_at_once(changes, rule):
-    result = searched(replace(planned_config(), **{}) if not changes else _changed(changes))
-    assert result.best is None
-    assert rule in {finding.rule for finding in result.findings}
-
-
-def _changed(changes: dict[str, Any]) -> RunConfig:
     config = planned_config()
     for name, value in changes.items():
         group, field = name.split("__")
         setattr(getattr(config, group), field, value)
-    return config
+    result = searched(config)
+    assert result.best is None
+    assert rule in {finding.rule for finding in result.findings}
