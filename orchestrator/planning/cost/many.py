@@ -1,7 +1,8 @@
 """The time of many layouts of one run at once, by the kernels and the closed forms that give a single one.
 
-What changes the shape of the formulas (ZeRO stage, recomputation, pipeline stages) is looped over, and so is the tensor-parallel
-size, whose divisions then are those of single numbers: each combination once for all of its layouts. For 1F1B and GPipe the result is that of ``step_time``; for DualPipeV, which has no closed form, no more than it.
+What changes the shape of the formulas (ZeRO stage, recomputation, pipeline stages) is looped over, and so is the
+tensor-parallel size, whose divisions then are those of single numbers: each combination once for all of its layouts. For 1F1B
+and GPipe the result is that of ``step_time``; for DualPipeV, which has no closed form, no more than it.
 """
 
 from __future__ import annotations

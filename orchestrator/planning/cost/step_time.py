@@ -8,7 +8,7 @@ no GPU and no measurement is needed. The README says what is modelled and how fa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -51,8 +51,8 @@ class StepTime:
     """Against the device's dense peak in the model's format, recomputation not counted."""
     bubble_fraction: float
     """Share of the pipeline's time in which a stage, on average, waits for others."""
-    step: TrainingStep
-    parts: StepParts
+    step: TrainingStep = field(repr=False)
+    parts: StepParts = field(repr=False)
 
     @property
     def components(self) -> Mapping[str, Component]:
