@@ -103,6 +103,11 @@ class Combination:
         """Their number."""
         return len(self.micro_batch)
 
+    @property
+    def num_devices(self) -> np.ndarray:
+        """Devices that each of them uses."""
+        return np.asarray(self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size)
+
     def choice(self, index: int) -> Choice:
         """One of them."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -116,15 +121,15 @@ def host_counts(available: int) -> list[int]:
 
 
 def fastest_combinations(
-    config: RunConfig, spec: ModelSpec, *, hosts: Sequence[int], slots: int, train_batch_size: int
+    config: RunConfig, spec: ModelSpec, *, devices: Mapping[int, int], train_batch_size: int
 ) -> Iterator[Combination]:
     """Those of the space that no ``slower_combinations`` of another one reach.
 
-    The space is that of these numbers of hosts, which have ``slots`` devices each, narrowed by ``planner.fix``.
+    The space is that of these numbers of hosts, with so many devices together, narrowed by ``planner.fix``.
     """
     fix = config.planner.fix
     first: dict[str, Any] = {"optimizer_device": NONE, "param_device": NONE, "recompute": RECOMPUTE[0]}
-    for (pipeline, splits), sizes in _sizes(config, spec, hosts, slots, train_batch_size).items():
+    for (pipeline, splits), sizes in _sizes(config, spec, devices, train_batch_size).items():
         for schedule in _schedules(config, pipeline):
             fits = _fits_schedule(schedule, pipeline, spec, sizes)
             arrays = dict(zip(SIZES, sizes[:, fits], strict=True))
@@ -167,15 +172,13 @@ def is_wanted(config: RunConfig, combination: Combination) -> bool:
     return all(wanted in (None, value) for wanted, value in pinned)
 
 
-def _sizes(
-    config: RunConfig, spec: ModelSpec, hosts: Sequence[int], slots: int, batch: int
-) -> Mapping[tuple[int, bool], np.ndarray]:
+def _sizes(config: RunConfig, spec: ModelSpec, devices: Mapping[int, int], batch: int) -> Mapping[tuple[int, bool], np.ndarray]:
     """Of each number of stages, with and without tensor parallelism: (hosts, tensor, data, micro-batch, accumulation)."""
     found: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
-    for count in hosts:
-        for tensor in _tensor_sizes(spec, count * slots):
-            for pipeline in divisors(count * slots // tensor):
-                data, rest = divmod(count * slots, tensor * pipeline)
+    for count, total in devices.items():
+        for tensor in _tensor_sizes(spec, total):
+            for pipeline in divisors(total // tensor):
+                data, rest = divmod(total, tensor * pipeline)
                 if rest or pipeline > spec.num_hidden_layers or batch % data:
                     continue
                 for micro in divisors(batch // data):
