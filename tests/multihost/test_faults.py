@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.multihost.job import ASLEEP, ENDLESS, ending, start
-from tests.multihost.rig import HOOKS, Host, Rig
+from tests.multihost.job import ASLEEP, ENDLESS, START_SECONDS, ending, start
+from tests.multihost.rig import HOOKS, Host, Rig, eventually
 from tests.multihost.table import FaultTable
 
 FAILED, INTERRUPTED, KILLED = 4, 130, 137
@@ -87,18 +87,19 @@ def test_the_controller_is_killed_over_pdsh(folder: Path, hosts: tuple[Host, ...
     faults.judge("controller killed -9, pdsh", 2, ended, code=KILLED, told=())
 
 
-def test_the_launching_host_is_lost_by_a_detached_run(folder: Path, hosts: tuple[Host, ...], faults: FaultTable) -> None:
-    """Started on a host that has no part in it, whose link is cut afterwards; a third host watches and stops the run."""
-    folder.mkdir()
-    ended = hosts[2].run(*words(folder, hosts[:2], *ENDLESS, "launcher.detach=true"), cwd=folder)
-    assert ended.code == 0, ended.everything
-    job = Job(folder=folder, hosts=hosts[:2], controller=None)
+def test_a_detached_run_loses_the_host_that_launched_it(folder: Path, hosts: tuple[Host, ...]) -> None:
+    """That host has no part in it. A host of the run sees how it stands, and stops it with a checkpoint."""
+    job = start(folder, hosts[:2], *ENDLESS, "launcher.detach=true", on=hosts[2])
+    assert job.ends(START_SECONDS) == 0, job.printed
     job.comes_further()
     hosts[2].cut()
     job.comes_further()
     status = hosts[1].run("orchestrator", "status", str(job.run_dir))
-    assert "running: step" in status.stdout
-    ended = hosts[1].run("orchestrator", "stop", str(job.run_dir))
+    assert "running: step" in status.stdout, status.everything
+    stopped = hosts[1].run("orchestrator", "stop", str(job.run_dir), timeout=STOP_SECONDS)
+    assert stopped.code == 0, stopped.everything
+    assert str(job.run_dir / "checkpoints" / "global_step") in stopped.stdout
+    eventually(lambda: not job.processes(), within=STOP_SECONDS, what="nothing is left of it")
 
 
 def test_a_rank_falls_asleep_for_ever(folder: Path, hosts: tuple[Host, ...], faults: FaultTable) -> None:
