@@ -31,6 +31,8 @@ from orchestrator.commands import (
     named_run,
     preflight,
     rules,
+    slurm_job,
+    slurm_restart,
     status,
     stop,
     validate,
@@ -198,6 +200,9 @@ def _run_command(arguments: Arguments) -> int:
         return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
     if arguments.command is not Command.launch:
         return _finish(_PURE_COMMANDS[arguments.command](config), config.output)
+    if slurm_restart.goes_on(config):
+        arguments = replace(arguments, overrides=load.combine_overrides(arguments.overrides, ["checkpoint.resume=true"]))
+        config = load.load_config(arguments.overrides, config_dir=arguments.config_dir)
     if config.checkpoint.resume:
         arguments, overrides, config = _resumed(arguments, config)
     prepared = launch.prepare(config, _words(arguments, config))
@@ -217,9 +222,14 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
     """A command whose word names a run."""
     names, overrides = named_run.split_words(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
-    attempt = named_run.named_run(names, overrides, config)
+    run_dir = named_run.named_run(names, overrides, config)
     console = _console(json_on_stdout=config.output is Output.json)
-    return _finish(run(config, attempt, lambda line: console.print(line, soft_wrap=True)), config.output)
+
+    def echo(line: str) -> None:
+        console.print(line, soft_wrap=True)
+
+    result = slurm_job.answer(arguments.command, config, run_dir, echo)
+    return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:

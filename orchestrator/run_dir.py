@@ -9,6 +9,7 @@
                           (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
                           metrics.jsonl wandb/ failure_rank_*.json result.json outcome.json
       checkpoints/        one folder a checkpoint
+      job.sbatch slurm.json slurm-N.out    launcher=slurm: the job, its number, and what it printed
       hydra/              Hydra's own record of the composition
       .lock               held while a launch of this run is alive
 
@@ -144,8 +145,8 @@ def start_run(run_dir: Path, contents: RunContents) -> Attempt:
     return _open_attempt(run_dir, contents, resume_tag=None)
 
 
-def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str) -> Attempt:
-    """Open the next attempt of an existing run, which goes on from the checkpoint ``resume_tag``.
+def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str | None) -> Attempt:
+    """Open the next attempt of an existing run, which goes on from the checkpoint ``resume_tag``, or starts over without.
 
     Raises:
         ConfigurationError: the directory holds no run.

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "findings",
         "units",
     },
-    "report": {"planning", "launch", "control", "config", "findings", "units"},
+    "report": {"planning", "launch", "control", "presence", "config", "findings", "units"},
     "commands": {
         "launch",
         "checkpoints",

@@ -86,6 +86,14 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("detach", _E, "a controller can be started on the first host, and the run is no point of a sweep"),
         ("visible-devices", _E, "CUDA_VISIBLE_DEVICES has numbers, and enough of them"),
     ),
+    "Slurm": (
+        ("slurm-hosts", _E, "Slurm chooses the hosts, and says in the allocation which they are"),
+        ("slurm-option", _E, "an option of the job is sbatch's long name of it, and not one that the orchestrator sets"),
+        ("slurm-time", _E, "the job has time to train before it is asked to save"),
+        ("slurm-devices", _E, "a host of the allocation has the devices that are configured"),
+        ("slurm-programs", _E, "jobs can be submitted from here"),
+        ("slurm-submit", _E, "sbatch takes the job"),
+    ),
     "preflight": (
         ("package", _E, "the packages of training are installed in supported versions"),
         ("deepspeed-version", _E, "the installed DeepSpeed has what is asked of it"),

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.checkpoints.catalogue import newest, resume_findings
-from orchestrator.commands import out_of_memory
+from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
@@ -35,6 +35,7 @@ from orchestrator.launch.ending import Status
 from orchestrator.launch.environment import private_variables
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
+from orchestrator.launch.slurm_allocation import submits_a_job
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import outcome as outcome_report
@@ -62,6 +63,7 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
 Echo = Callable[[str], None]
@@ -78,6 +80,8 @@ class PreparedLaunch:
     remarks: Sequence[Finding]
     master_addr: str | None
     """An address of the first host that all others were seen to reach."""
+    starts_over: bool = False
+    """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
 
     @property
     def run_dir(self) -> Path:
@@ -101,11 +105,17 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         return refusal(config, plan)
     assert plan.model is not None
     run_dir = Path(config.run_dir)
-    if not config.checkpoint.resume:
+    if submits_a_job(config):
+        slurm.require_no_job(run_dir)
+    starts_over = not config.checkpoint.resume and slurm_restart.is_started_again(config)
+    if not config.checkpoint.resume and not starts_over:
         require_new(run_dir)
     remarks: list[Finding] = []
     master_addr = resume_tag = None
-    if config.preflight.enabled and not config.dry_run:
+    if submits_a_job(config):
+        if refused := slurm.login_refusal(config):
+            return refused
+    elif config.preflight.enabled and not config.dry_run:
         ready = readiness(config, plan)
         if not ready.is_ready:
             return ready.result()
@@ -114,7 +124,13 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
         resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
         remarks += resume_remarks
     return PreparedLaunch(
-        config=config, words=words, plan=plan, resume_tag=resume_tag, remarks=remarks, master_addr=master_addr
+        config=config,
+        words=words,
+        plan=plan,
+        resume_tag=resume_tag,
+        remarks=remarks,
+        master_addr=master_addr,
+        starts_over=starts_over,
     )
 
 
@@ -124,6 +140,9 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
     ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
     """
     config, plan = prepared.config, prepared.plan
+    if submits_a_job(config):
+        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
+        return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
         spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
@@ -133,6 +152,7 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
             outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
 
@@ -233,7 +253,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None:
+    if prepared.resume_tag is None and not prepared.starts_over:
         return start_run(prepared.run_dir, contents)
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
+from orchestrator.launch.slurm import JOB_RECORD
 from orchestrator.run_dir import Attempt, newest_attempt
 
 RULE = "run"
@@ -22,8 +23,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, [word for word in words if word not in names]
 
 
-def named_run(names: Sequence[str], overrides: Sequence[str], config: RunConfig) -> Attempt:
-    """The newest attempt of the run that is meant: the one named, that of ``run_dir=``, or the newest under ``runs/``.
+def named_run(names: Sequence[str], overrides: Sequence[str], config: RunConfig) -> Path:
+    """The directory of the run that is meant: the one named, ``run_dir=``, or the newest under ``runs/``; absolute.
 
     Raises:
         ConfigurationError: there is none, or several are named.
@@ -36,7 +37,16 @@ def named_run(names: Sequence[str], overrides: Sequence[str], config: RunConfig)
         run_dir = Path(os.path.expanduser(config.run_dir))  # noqa: PTH111
     else:
         run_dir = _newest_run()
-    attempt = newest_attempt(run_dir.absolute())
+    return run_dir.absolute()
+
+
+def attempt_of(run_dir: Path) -> Attempt:
+    """The newest attempt of a run.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    attempt = newest_attempt(run_dir)
     if attempt is None:
         what = "holds no run" if run_dir.is_dir() else "is not a folder"
         raise _refusal(f"{run_dir} {what}", "name the directory of a run, as launch printed it")
@@ -45,9 +55,10 @@ def named_run(names: Sequence[str], overrides: Sequence[str], config: RunConfig)
 
 def _newest_run() -> Path:
     attempts = [path for path in RUNS.glob("*/attempts/*") if path.name.isdigit()]
-    if not attempts:
+    starts = {path: path.parents[1] for path in attempts} | {path: path.parent for path in RUNS.glob(f"*/{JOB_RECORD}")}
+    if not starts:
         raise _refusal("no run is named, and there is none under runs/ here", "name the directory of the run")
-    return max(attempts, key=lambda path: path.stat().st_mtime).parents[1]
+    return starts[max(starts, key=lambda path: path.stat().st_mtime)]
 
 
 def _refusal(message: str, fix: str) -> ConfigurationError:

@@ -11,6 +11,7 @@ from orchestrator.findings import Finding, has_error
 from orchestrator.launch.host_filter import filtered_hosts
 from orchestrator.launch.hostfile import read_hostfile
 from orchestrator.launch.machine import memory_limit_bytes
+from orchestrator.launch.slurm_allocation import allocated_hosts
 from orchestrator.planning.cluster_spec import Host, count_findings, named_hosts
 from orchestrator.planning.fixes import Fix, find_fixes
 from orchestrator.planning.plan import Plan, make_plan
@@ -38,8 +39,8 @@ def fixes_for(config: RunConfig, plan: Plan, *, hosts: tuple[Host, ...] | None =
 
 def _hosts(config: RunConfig) -> tuple[tuple[Host, ...] | None, list[Finding]]:
     """The hosts that are named, less what the filter leaves out; ``None`` when only their number is given."""
-    cluster, findings = config.cluster, list[Finding]()
-    hosts: tuple[Host, ...] | None = None
+    cluster = config.cluster
+    hosts, findings = allocated_hosts(config)
     if cluster.hostfile is not None:
         hosts, findings = read_hostfile(Path(cluster.hostfile))
     if (cluster.include is None and cluster.exclude is None) or has_error(findings):

@@ -8,7 +8,10 @@ from orchestrator.commands.readiness import readiness
 from orchestrator.commands.result import CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.schema import RunConfig
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import error
 from orchestrator.launch.command import host_findings
+from orchestrator.launch.slurm_allocation import submits_a_job
 
 HELP = """Look at every host of the run before anything starts: reachable, alike, devices, memory, disks, files, ports, clocks.
 
@@ -21,7 +24,15 @@ Examples:
 
 
 def run(config: RunConfig) -> CommandResult:
-    """Look at the hosts of ``config``; a plan that cannot run is refused before that."""
+    """Look at the hosts of ``config``; a plan that cannot run is refused before that.
+
+    Raises:
+        ConfigurationError: the hosts are not known here.
+    """
+    if submits_a_job(config):
+        message = "the hosts of a Slurm job are known in its allocation only"
+        fix = "launch looks at them there; beforehand: salloc --nodes=N, and in it orchestrator preflight launcher=slurm"
+        raise ConfigurationError([error("slurm-hosts", "launcher.backend", message, fix)])
     config = with_absolute_paths(config)
     plan = plan_run(config)
     plan = plan.with_findings(list(host_findings(config, plan.cluster)) if plan.cluster else [])

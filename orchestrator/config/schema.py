@@ -375,7 +375,7 @@ class SlurmConfig:
     """A Slurm job."""
 
     options: dict[str, str] = field(default_factory=dict)
-    """Options of sbatch without dashes (``partition: gpu``, ``account: me``, ``time: "08:00:00"``)."""
+    """Options of sbatch by their long names (``partition: gpu``, ``time: "08:00:00"``); one without a value has ``"true"``."""
     requeue: bool = True
     """Save and requeue the job before its time limit; the next start goes on from there."""
     save_seconds_before_limit: int = 300
@@ -401,7 +401,7 @@ class LauncherConfig:
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the workers (``NCCL_DEBUG: INFO``). Names that look like secrets are refused."""
     detach: bool = False
-    """Hand the run to a controller on the first host and return; then orchestrator status, logs and stop."""
+    """Hand the run to a controller on the first host, or to its Slurm job, and return; then orchestrator status, logs, stop."""
     hang_timeout: float = 1800.0
     """Seconds without a step (or other progress: data, evaluation, checkpoint) after which a run counts as hung; 0 = never."""
     stop_seconds: float = 10.0

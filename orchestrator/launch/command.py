@@ -17,6 +17,7 @@ from orchestrator.launch.host_filter import filter_text
 from orchestrator.launch.machine import scripts_dir
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, pdsh_environment
 from orchestrator.launch.ports import free_port
+from orchestrator.launch.slurm_script import slurm_findings
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import is_this_machine, python_path
 from orchestrator.planning.cluster_spec import ClusterSpec
@@ -94,7 +95,9 @@ def deepspeed_script() -> str:
 def host_findings(config: RunConfig, cluster: ClusterSpec) -> Iterator[Finding]:
     """What of the hosts can be planned but not started."""
     several = len(cluster.hosts) > 1
-    if several and config.cluster.hostfile is None:
+    if config.launcher.backend is LauncherBackend.slurm:
+        yield from slurm_findings(config)
+    elif several and config.cluster.hostfile is None:
         message = f"{len(cluster.hosts)} hosts are to be started, and nothing says what they are called"
         yield error(
             "launch-hosts", "cluster.hostfile", message, "name them in a hostfile: cluster.hostfile=FILE (see hostfile.example)"

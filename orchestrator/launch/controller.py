@@ -24,6 +24,7 @@ from orchestrator.launch.pdsh import remove_private, without, write_private
 from orchestrator.launch.processes import PROGRESS, Output, StopRequests, meaning
 from orchestrator.launch.protocol import BEAT_SECONDS, StartOrder
 from orchestrator.launch.remote import UNREACHABLE
+from orchestrator.launch.slurm_transport import SrunTransport
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.stacks import describe, ranks_with_stacks, stack_groups
 from orchestrator.launch.transport import LocalTransport, SshTransport, Transport, is_this_machine, python_command
@@ -279,7 +280,9 @@ class Controller:
             return
         self._progress.look()
         can_save = self._spec.save_on_stop and self._progress.has_begun_training and self._record.state is State.running
-        if wanted == 1 and can_save:
+        # Slurm sends SIGTERM to every process of a job: the ranks end, and cannot save
+        strikes_all = self._spec.backend is LauncherBackend.slurm and self._requests.terminated
+        if wanted == 1 and can_save and not strikes_all:
             self._say(
                 "stopping: the ranks save after the step in hand, and may take their time while they get on "
                 f"(no progress for {format_seconds(SAVE_SECONDS)} ends it); stop once more to end it now"
@@ -348,6 +351,8 @@ class Controller:
 
 def transport_of(spec: LaunchSpec) -> Transport:
     """How the agents of a run are started."""
+    if spec.backend is LauncherBackend.slurm:
+        return SrunTransport()
     return SshTransport(ssh_settings(spec)) if spec.backend is LauncherBackend.ssh else LocalTransport()
 
 

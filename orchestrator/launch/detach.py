@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.schema import LauncherConfig
 from orchestrator.control import ControllerRecord, read_controller
 from orchestrator.errors import ConfigurationError
@@ -54,8 +55,8 @@ def hand_over(
 
 
 def sweep_findings(launcher: LauncherConfig) -> list[Finding]:
-    """A sweep waits for each of its points."""
-    if not launcher.detach:
+    """A sweep waits for each of its points, unless they are jobs of a batch system, which has devices for each."""
+    if not launcher.detach or launcher.backend is LauncherBackend.slurm:
         return []
     message = "the points of a sweep would all run at once on the same devices"
     return [error(RULE, "launcher.detach", message, "launcher.detach=false, or launch one run")]

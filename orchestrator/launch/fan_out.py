@@ -1,4 +1,4 @@
-"""A script on every host at once: piped to its Python over the system's ssh, never more than so many at a time.
+"""A script on every host at once: piped to its Python over the system's ssh or srun, never more than so many at a time.
 
 No process stays behind, however this ends: each ssh has a session of its own, which is killed when its host has answered, has
 taken too long, or the user has had enough (Ctrl-C, SIGTERM, SIGHUP). The launching host is asked without ssh.
@@ -32,11 +32,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding
 from orchestrator.launch.probe import MARK
 from orchestrator.launch.remote import ssh_argv
 from orchestrator.launch.setup_lines import after_setup
+from orchestrator.launch.slurm_transport import srun_argv
 from orchestrator.launch.transport import is_this_machine
 from orchestrator.launch.unreachable import failure, no_answer
 
@@ -166,7 +168,10 @@ def _argv(host: str, config: RunConfig) -> list[str]:
     if config.launcher.setup:
         # the user's lines run as before the workers, but neither read the script nor write among the answers
         command = after_setup([_ASIDE, *config.launcher.setup, _BACK], command)
-    return command if is_this_machine(host) else ssh_argv(host, command, config.launcher)
+    if is_this_machine(host):
+        return command
+    over_srun = config.launcher.backend is LauncherBackend.slurm
+    return srun_argv(host, command) if over_srun else ssh_argv(host, command, config.launcher)
 
 
 def _answer_in(printed: str) -> Mapping[str, Any] | None:

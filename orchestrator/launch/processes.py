@@ -131,6 +131,8 @@ class StopRequests:
         self.count = 0
         self.time_limit_is_near = False
         """Whether a batch system said so: SIGUSR1."""
+        self.terminated = False
+        """Whether SIGTERM was among them."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -151,6 +153,7 @@ class StopRequests:
             # a terminal that closes sends more than one
             self.count = max(self.count, 1)
         else:
+            self.terminated |= number == signal.SIGTERM
             self.count += 1
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -26,6 +26,7 @@ from orchestrator.models.initialization import seeded_weights
 from orchestrator.models.layers import Fill, LayerShapes, Placement
 from orchestrator.models.pipeline import DualPipeStages, PipelineStages
 from orchestrator.models.recompute import Recompute
+from orchestrator.models.shards import HfParameter
 from orchestrator.planning.layout import Coordinate
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.attempt import WorkerAttempt
@@ -53,10 +54,12 @@ def start_distributed(attempt: WorkerAttempt) -> None:
     unlink_shared_buffer()
 
 
-def build_engine(attempt: WorkerAttempt, spec: ModelSpec, *, fill: Fill | None = None) -> Any:
+def build_engine(
+    attempt: WorkerAttempt, spec: ModelSpec, *, fill: Fill | None = None, advanced: Callable[[], None] = lambda: None
+) -> Any:
     """The engine with its first weights, seeded or pretrained, the same whatever the layout and the ZeRO stage.
 
-    ``fill`` replaces those weights.
+    ``fill`` replaces those weights. ``advanced`` is called for each parameter: reading large ones may take long.
 
     ``engine.module.loss_fn`` is the loss of a micro-batch; ``engine.plain_gradient_norm`` is there where DeepSpeed keeps none.
     """
@@ -66,7 +69,13 @@ def build_engine(attempt: WorkerAttempt, spec: ModelSpec, *, fill: Fill | None =
         groups = parallel_groups(attempt.layout, attempt.rank, spec, sequence_parallel=sequence_parallel)
         cut_by_tensors_only = groups.tensor.size > 1 and attempt.layout.pipeline_parallel_size == 1
         unit = ModelParallelUnit(groups) if cut_by_tensors_only else None
-        model = _build_model(attempt, spec, groups, unit, fill or _first_weights(attempt, spec, groups))
+        first_weights = fill or _first_weights(attempt, spec, groups)
+
+        def filled(parameter: HfParameter, values: Tensor) -> None:
+            advanced()
+            first_weights(parameter, values)
+
+        model = _build_model(attempt, spec, groups, unit, filled)
         with matrices_of_layers():
             engine, _, _, _ = deepspeed.initialize(
                 model=model,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -87,7 +88,7 @@ def _train(
     """Build, train and take down the engine; returns what ``result.json`` says of the training."""
     _require_equal_data(data)
     reader = batch_reader(attempt.config, data.token_file, layout=attempt.layout, rank=attempt.rank)
-    witness.engine = engine = build_engine(attempt, spec)
+    witness.engine = engine = build_engine(attempt, spec, advanced=partial(progress.enter, Phase.build))
     _say_model(attempt, spec)
     identity = data_identity(attempt.config, data.token_file)
     position = Position()

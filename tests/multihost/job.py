@@ -53,6 +53,7 @@ class Job:
     folder: Path
     hosts: tuple[Host, ...]
     controller: Started
+    """The launching command; a detached run goes on when it has ended."""
     before: list[psutil.Process]
     """What lived on its hosts already."""
 
@@ -82,7 +83,7 @@ class Job:
         wanted = len(self.steps()) + steps
 
         def there() -> bool:
-            assert self.controller.outer.poll() is None, self.printed
+            assert not self.controller.outer.poll(), self.printed
             return len(self.steps()) >= wanted
 
         eventually(there, within=START_SECONDS, what=f"step {wanted} of {self.run_dir}")
@@ -112,13 +113,18 @@ class Job:
 
 
 def start(
-    folder: Path, hosts: tuple[Host, ...], *more: str, slots: int = 1, environment: Mapping[str, str] | None = None
+    folder: Path,
+    hosts: tuple[Host, ...],
+    *more: str,
+    slots: int = 1,
+    environment: Mapping[str, str] | None = None,
+    on: Host | None = None,
 ) -> Job:
-    """Start a run on host0."""
+    """Start a run, on its first host or another."""
     folder.mkdir(parents=True)
     argv = words(folder, hosts, *more, slots=slots)
     before = [process for host in hosts for process in host.processes()]
-    started = hosts[0].start(*argv, cwd=folder, log=folder / "printed.log", environment=environment)
+    started = (on or hosts[0]).start(*argv, cwd=folder, log=folder / "printed.log", environment=environment)
     return Job(folder=folder, hosts=hosts, controller=started, before=before)
 
 

@@ -20,6 +20,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.control import OUTCOME, ControllerRecord, Stop, read_stop, write_controller
 from orchestrator.control import State as ControllerState
 from orchestrator.errors import ConfigurationError
+from orchestrator.launch.slurm import Job, write_job
 from orchestrator.lease import Lease
 from orchestrator.presence import Phase, ProgressWriter, RankRecord, write_rank
 from orchestrator.run_dir import Attempt, write_json, write_text
@@ -239,9 +240,17 @@ def test_the_newest_attempt_of_the_run_that_is_named_is_meant(tmp_path: Path, mo
         new_attempt(tmp_path / "runs" / "old", number)
     time.sleep(0.01)
     new_attempt(tmp_path / "runs" / "new")
-    assert named_run.named_run(["runs/old"], [], config()).number == 10
-    assert named_run.named_run([], ["run_dir=runs/old"], config(run_dir="runs/old")).run_dir == tmp_path / "runs" / "old"
-    assert named_run.named_run([], ["output=json"], config()).run_dir == tmp_path / "runs" / "new"
+    assert named_run.attempt_of(named_run.named_run(["runs/old"], [], config())).number == 10
+    assert named_run.named_run([], ["run_dir=runs/old"], config(run_dir="runs/old")) == tmp_path / "runs" / "old"
+    assert named_run.named_run([], ["output=json"], config()) == tmp_path / "runs" / "new"
+
+
+def test_a_run_whose_job_still_waits_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    new_attempt(tmp_path / "runs" / "old")
+    time.sleep(0.01)
+    write_job(tmp_path / "runs" / "waiting", Job(job_id="7", script="job.sbatch", output="slurm-7.out", submitted=0.0))
+    assert named_run.named_run([], [], config()) == tmp_path / "runs" / "waiting"
 
 
 @pytest.mark.parametrize(
@@ -251,4 +260,4 @@ def test_the_newest_attempt_of_the_run_that_is_named_is_meant(tmp_path: Path, mo
 def test_what_is_no_run_is_refused(names: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=told):
-        named_run.named_run(names, [], config())
+        named_run.attempt_of(named_run.named_run(names, [], config()))

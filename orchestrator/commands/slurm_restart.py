@@ -1,0 +1,56 @@
+"""A run of a Slurm job over several starts of it: back into the queue before the time limit, and on from what was saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.checkpoints.catalogue import newest
+from orchestrator.config.enums import LauncherBackend
+from orchestrator.config.schema import RunConfig
+from orchestrator.launch.ending import StoppedBy
+from orchestrator.launch.outcome import Outcome
+from orchestrator.launch.slurm import SlurmError, read_job, requeue
+from orchestrator.launch.slurm_allocation import current_allocation
+from orchestrator.run_dir import checkpoint_dir
+
+REQUEUE_SECONDS = 60.0
+"""So long Slurm may take to end a job that it has put back into the queue."""
+
+
+def is_started_again(config: RunConfig) -> bool:
+    """Whether this process runs in the job that ``launch`` submitted for this run, and not for the first time."""
+    if config.launcher.backend is not LauncherBackend.slurm:
+        return False
+    allocation, job = current_allocation(), read_job(Path(config.run_dir))
+    return allocation is not None and job is not None and job.job_id == allocation.job_id and allocation.restarts > 0
+
+
+def goes_on(config: RunConfig) -> bool:
+    """Whether a job that was started again has a checkpoint to go on from."""
+    return is_started_again(config) and newest(checkpoint_dir(Path(config.run_dir))) is not None
+
+
+def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, echo: Callable[[str], None]) -> None:
+    """Put the job of a run that its time limit has stopped back into the queue. That ends this process.
+
+    ``resume_tag`` is the checkpoint this start came from. One that has saved nothing newer is not repeated: the next would
+    come no further.
+    """
+    allocation = current_allocation()
+    wanted = config.launcher.backend is LauncherBackend.slurm and config.launcher.slurm.requeue
+    if allocation is None or not wanted or outcome.stopped_by is not StoppedBy.time_limit:
+        return
+    saved = newest(checkpoint_dir(Path(config.run_dir)))
+    if saved is None or saved.tag == resume_tag:
+        echo(f"job {allocation.job_id} is not requeued: this start has saved nothing new, and the next would come no further")
+        return
+    echo(f"job {allocation.job_id} goes back into the queue; its next start goes on from {saved.tag}")
+    try:
+        requeue(allocation.job_id)
+    except SlurmError as problem:
+        echo(f"job {allocation.job_id} cannot be requeued: {problem}; go on with checkpoint.resume=true")
+        return
+    # the end comes with Slurm's SIGTERM; leaving before would end the job
+    time.sleep(REQUEUE_SECONDS)
