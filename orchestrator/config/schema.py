@@ -389,7 +389,7 @@ class LauncherConfig:
     backend: LauncherBackend = LauncherBackend.auto
     """How DeepSpeed's launcher reaches the hosts."""
     master_addr: str | None = None
-    """Address of the first host that all others reach; null = the hostfile's first name (several hosts)."""
+    """Address of the first host that all others reach; null = the one that preflight finds, else the host's name."""
     master_port: int | None = None
     """Rendezvous port; null = one that is free on the first host."""
     ssh_arguments: list[str] = field(default_factory=list)
