@@ -58,7 +58,7 @@ def require_no_job(run_dir: Path) -> None:
         raise ConfigurationError([error("run-directory", "run_dir", message, "try again, or choose another run_dir")]) from None
     if job is not None and state is not None and not state.is_over:
         message = f"job {job.job_id} of {run_dir} is {state}"
-        fix = f"follow it: orchestrator logs {run_dir}, end it: orchestrator stop {run_dir}, or another run_dir"
+        fix = f"follow it: orchestrator logs {run_dir} follow=true, end it: orchestrator stop {run_dir}, or another run_dir"
         raise ConfigurationError([error("run-directory", "run_dir", message, fix)])
 
 
@@ -131,7 +131,7 @@ def _goes_on(job: Job, run_dir: Path) -> list[RenderableType]:
     return [
         Text(f"job {job.job_id} goes on by itself"),
         Text(f"    look at it: orchestrator status {run_dir}   (or squeue --jobs={job.job_id})"),
-        Text(f"    follow it:  orchestrator logs {run_dir}   (or tail -f {job.output})"),
+        Text(f"    follow it:  orchestrator logs {run_dir} follow=true   (or tail -f {job.output})"),
         Text(f"    end it:     orchestrator stop {run_dir}   (or scancel {job.job_id})"),
     ]
 

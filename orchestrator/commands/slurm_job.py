@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.text import Text
 
 from orchestrator.commands.result import OK, RUN_FAILED, CommandResult
-from orchestrator.config.enums import Command
+from orchestrator.config.enums import Command, Output
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import read_controller
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 from orchestrator.launch.slurm import Job, JobState, SlurmError, cancel, job_state, read_job
+from orchestrator.launch.slurm_follow import follow
 from orchestrator.run_dir import newest_attempt
 
 Echo = Callable[[str], None]
@@ -39,6 +40,8 @@ def answer(command: Command, config: RunConfig, run_dir: Path, echo: Echo) -> Co
     has_controller = attempt is not None and (record := read_controller(attempt.path)) is not None and not record.has_ended
     if state is None or (has_controller and not state.is_waiting) or (state.is_over and attempt is not None):
         return None
+    if command is Command.logs and config.follow and config.output is Output.text and not state.is_over:
+        return _followed(job, state, echo)
     if command is Command.logs:
         return _output(job, state, last=config.last)
     if command is Command.stop and not state.is_over:
@@ -46,6 +49,17 @@ def answer(command: Command, config: RunConfig, run_dir: Path, echo: Echo) -> Co
     exit_code = RUN_FAILED if state.is_over and state.state != "CANCELLED" else OK
     text = [Text(f"job {job.job_id}: {state}"), Text(f"its output: {job.output}")]
     return CommandResult(exit_code=exit_code, payload=_payload(job, state), text=text)
+
+
+def _followed(job: Job, state: JobState, echo: Echo) -> CommandResult:
+    try:
+        state = follow(job, echo) or state
+    except KeyboardInterrupt:
+        return CommandResult(
+            exit_code=OK, payload=_payload(job, state), text=[Text("the job goes on; orchestrator stop ends it")]
+        )
+    is_bad = state.state not in ("COMPLETED", "CANCELLED")
+    return CommandResult(exit_code=RUN_FAILED if is_bad else OK, payload=_payload(job, state), text=[])
 
 
 def _output(job: Job, state: JobState, *, last: int) -> CommandResult:

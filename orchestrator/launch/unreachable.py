@@ -1,4 +1,4 @@
-"""Why a host gave no answer, from what ssh, its shell or its Python said, and what mends it."""
+"""Why a host gave no answer, from what ssh, srun, its shell or its Python said, and what mends it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from orchestrator.launch.setup_lines import FAILED as SETUP_FAILED
 RULE = "host-unreachable"
 _NO_SUCH_PROGRAM = (126, 127)
 _HOSTFILE, _SSH = "cluster.hostfile", "launcher.ssh_arguments"
+
+_OF_TASKS = re.compile(r"^srun: (?:error: \S+: task \d+: |cluster configuration lacks ).*\n?", re.MULTILINE)
+"""What srun adds: how a task ended, which its exit code says as well, and that no cores can be bound, which is not needed."""
+_NO_STEP = re.compile(r"^srun: (?:error|fatal): (.+)$", re.MULTILINE)
 
 _SAYINGS: tuple[tuple[str, str, str, str], ...] = (
     (
@@ -62,7 +66,11 @@ _SAYINGS: tuple[tuple[str, str, str, str], ...] = (
 
 def failure(host: str, *, exit_code: int, said: str) -> Finding:
     """The finding for a host whose probe ended with ``exit_code`` and printed ``said``, and no answer."""
+    said = _OF_TASKS.sub("", said)
     last = _last_line(said)
+    if step := _NO_STEP.search(said):
+        fix = f"look at the host: scontrol show node {host}; try by hand in the job: srun --overlap --nodelist={host} hostname"
+        return error(RULE, "launcher.backend", f"srun cannot start anything on it: {step[1]}", fix)
     if SETUP_FAILED in said:
         reason = _last_line(said.partition(SETUP_FAILED)[0])
         fix = "correct the line, or install what it names on every host"

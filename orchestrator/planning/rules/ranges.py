@@ -97,7 +97,11 @@ RANGES: dict[str, Range] = {
     "checkpoint.save_every": NOT_NEGATIVE,
     "checkpoint.keep": NOT_NEGATIVE,
     "launcher.master_port": Range(least=1, most=65535),
+    "launcher.connect_seconds": Range(least=1, most=1e6),
+    "launcher.hang_timeout": Range(least=0, most=1e9),
     "launcher.stop_seconds": Range(least=0, most=1e6),
+    "preflight.timeout": Range(least=1, most=1e6),
+    "preflight.parallel": Range(least=1, most=10_000),
     "planner.memory_margin": Range(least=0, most=0.5),
 }
 """Range of each option; options that are null are not checked. The sizes of the axes, the batch and the hosts are checked

@@ -191,6 +191,17 @@ def test_the_job_answers_where_no_attempt_can(
         assert result.exit_code == (RUN_FAILED if state == "FAILED" else OK)
 
 
+def test_what_a_job_without_an_attempt_has_printed_is_its_log(
+    tmp_path: Path, program: Callable[[str, str], None], job: Job
+) -> None:
+    """Refused in its allocation, it has nothing else."""
+    program("scontrol", f"echo '{shown('FAILED', ExitCode='3:0')}'")
+    Path(job.output).write_text("one\ndata.path: it does not exist\n")
+    result = slurm_job.answer(Command.logs, config(tmp_path, "last=1", "follow=true"), tmp_path, print)
+    assert result is not None
+    assert result.payload["lines"] == ["data.path: it does not exist"]
+
+
 @pytest.mark.usefixtures("job")
 def test_a_job_that_waits_is_cancelled(tmp_path: Path, program: Callable[[str, str], None]) -> None:
     program("scontrol", f"echo '{shown('PENDING')}'")

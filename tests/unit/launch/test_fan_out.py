@@ -80,6 +80,26 @@ def test_a_host_that_fails_is_named_with_what_was_said_and_the_fix(
     assert all(part in str(said["far"]) for part in told), said
 
 
+@pytest.mark.parametrize(
+    ("script", "field", "told"),
+    [
+        ("echo 'srun: error: Unable to create step for job 7: Node is down' >&2; exit 1", "launcher.backend", "Node is down"),
+        (
+            "echo no libpython >&2; echo 'srun: error: far: task 0: Exited with exit code 1' >&2; exit 1",
+            "launcher",
+            "libpython",
+        ),
+    ],
+    ids=["no step", "the task"],
+)
+def test_inside_of_a_slurm_job_hosts_are_asked_over_srun(script: str, field: str, told: str, ssh: FakeSsh) -> None:
+    (ssh.folder / "srun").write_text(f"#!/bin/sh\n{script}\n")
+    (ssh.folder / "srun").chmod(0o755)
+    said = str(asked(["far"], "launcher=slurm")["far"])
+    assert said.startswith(f"{field}: ")
+    assert told in said
+
+
 def test_a_silent_host_costs_its_time_and_no_process(ssh: FakeSsh) -> None:
     ssh.host("far", delay=86399)
     ssh.host("near")
