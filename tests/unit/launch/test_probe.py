@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pynvml
 import pytest
 
 from orchestrator.launch import probe, reach
@@ -187,6 +189,43 @@ def test_the_limits_of_a_processs_own_control_groups_are_found(
         probe, "CONTROL_GROUPS", [("", str(tmp_path), *groups[0][2:]), ("memory", str(tmp_path / "v1"), *groups[2][2:])]
     )
     assert list(probe.memory_groups()) == limits
+
+
+def test_devices_are_read_from_nvml_with_what_each_of_them_can_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total=80 << 30, free=70 << 30)
+
+    def has_no_ecc(*_: object) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    answers: dict[str, object] = {
+        "nvmlInit": None,
+        "nvmlShutdown": None,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetName": b"NVIDIA L4",
+        "nvmlDeviceGetComputeMode": 3,
+        "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=5)],
+        "nvmlSystemGetDriverVersion": "570.1",
+        "nvmlSystemGetCudaDriverVersion": 12080,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEccErrors", has_no_ecc)
+    found = probe.devices(REQUEST)
+    (device,) = found["devices"]
+    assert (found["driver"], found["cuda"]) == ("570.1", "12.8")
+    assert (device["name"], device["free_bytes"], device["compute_mode"]) == ("NVIDIA L4", 70 << 30, "Exclusive_Process")
+    assert device["ecc_errors"] is None
+    assert device["processes"][0]["program"] and device["processes"][0]["user"]
+
+
+def test_a_host_without_a_driver_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert probe.devices(REQUEST)["devices"] == []
 
 
 def test_devices_are_read_from_nvidia_smi_where_nvml_has_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
