@@ -38,10 +38,9 @@ def main() -> None:
         assert result.best is not None
         choice = result.best.choice
         split = f"t{choice.tensor_parallel_size} p{choice.pipeline_parallel_size} d{choice.data_parallel_size}"
-        sys.stdout.write(
-            f"{name}: first {seconds[0]:.2f} s, then {statistics.median(seconds[1:]):.2f} s (median of {REPETITIONS}); "
-            f"{result.num_choices} bounds, {result.num_planned} plans; best {split}, {result.best.time.step_seconds:.1f} s a step\n"
-        )
+        took = f"first {seconds[0]:.2f} s, then {statistics.median(seconds[1:]):.2f} s (median of {REPETITIONS})"
+        effort = f"{result.num_choices} bounds, {result.num_planned} plans"
+        sys.stdout.write(f"{name}: {took}; {effort}; best {split}, {result.best.time.step_seconds:.1f} s a step\n")
 
 
 if __name__ == "__main__":
