@@ -21,7 +21,6 @@ from tests.benchmarks.published_memory import case_of
 from tests.benchmarks.published_systems import deepspeed_settings
 from tests.benchmarks.published_throughput import Run, System
 
-
 PASSES = ("matrix_products", "attention", "element_wise", "recomputation", "launches")
 """Components of the passes beside which Megatron-Core communicates."""
 

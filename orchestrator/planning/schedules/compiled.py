@@ -88,9 +88,7 @@ def _pairs(steps: Steps) -> list[tuple[Step, ...]]:
     return pairs
 
 
-def _needs(
-    step: Step, stage: int, route: Route, positions: dict[Route, dict[Place, int]]
-) -> list[tuple[Kind, int, Place]]:
+def _needs(step: Step, stage: int, route: Route, positions: dict[Route, dict[Place, int]]) -> list[tuple[Kind, int, Place]]:
     """The passes that a step waits for: the one before on its route, and of a backward pass its own forward."""
     assert step.kind in (Kind.forward, Kind.backward)
     if route not in positions:
