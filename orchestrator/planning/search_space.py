@@ -1,7 +1,8 @@
 """What a search chooses among: layouts, ZeRO, offload, schedules, recomputation, for one model, cluster and global batch.
 
 GPipe is left out unless it is asked for: it is never faster than 1F1B and never holds less. Of the hosts all are used, or half
-of them, a quarter, ..., so that twice the hosts never do worse.
+of them, a quarter, ..., so that twice the hosts never do worse. The optimization stays the same whatever is chosen: the global
+batch, and the format that gradients are added up in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, RecomputePolicy
 from orchestrator.config.schema import RunConfig
+from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import UNIFORM, stages_per_rank
 
@@ -138,7 +140,7 @@ def fastest_combinations(
             for sequence in (False, True) if splits else (False,):
                 if splits and fix.sequence_parallel not in (None, sequence):
                     continue
-                for stage in range(2 if pipeline > 1 else 4):
+                for stage in _zero_stages(config, pipeline):
                     if fix.zero_stage in (None, stage):
                         yield Combination(
                             pipeline_parallel_size=pipeline,
@@ -218,6 +220,14 @@ def _fits_schedule(schedule: PipelineSchedule, pipeline: int, spec: ModelSpec, s
         return np.ones(sizes.shape[1], dtype=bool)
     enough = sizes[SIZES.index("micro_batches")] >= 2 * pipeline
     return np.asarray(enough & (2 * pipeline <= spec.num_hidden_layers))
+
+
+def _zero_stages(config: RunConfig, pipeline: int) -> range:
+    """A pipeline goes with stages 0 and 1. Stage 0 only where it adds gradients up in the same format as the others."""
+    stages = (resolve_settings(replace(config, zero=replace(config.zero, stage=stage))) for stage in (0, 1))
+    keeps_format = len({settings.grad_accum_dtype for settings in stages}) == 1
+    lowest = 0 if keeps_format or config.planner.fix.zero_stage == 0 else 1
+    return range(lowest, 2 if pipeline > 1 else 4)
 
 
 def _can_offload(config: RunConfig, stage: int, optimizer: OffloadDevice, param: OffloadDevice) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.enums import Objective, OffloadDevice, PipelineSchedule, RecomputePolicy
+from orchestrator.config.enums import Objective, OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.config.planner import PlannerFix
 from orchestrator.config.schema import RunConfig
 from orchestrator.planning import search as search_module
@@ -175,6 +175,14 @@ def test_the_order_of_the_candidates_does_not_change_the_answer(monkeypatch):
         assert [found.choice for found in (other.best, *other.others)] == [
             found.choice for found in (first.best, *first.others)
         ]
+
+
+@pytest.mark.parametrize(("stated", "kept"), [(None, Precision.fp32), (Precision.bf16, Precision.bf16)])
+def test_gradients_are_added_up_in_the_format_that_was_asked_for(stated, kept):
+    config = planned_config(cluster__device_memory_gib=40.0, precision__grad_accum_dtype=stated)
+    result = searched(config)
+    assert result.best is not None
+    assert {found.plan.settings.grad_accum_dtype for found in (result.best, *result.others, *result.front)} == {kept}
 
 
 def test_the_front_trades_time_for_memory():

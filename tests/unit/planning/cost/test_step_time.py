@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.planning.layers import model_flops_per_token
-from tests.unit.planning.configurations import cpu_cluster, plan_of, run_config
+from tests.unit.planning.configurations import cpu_cluster, errors_of, plan_of, run_config
 from tests.unit.planning.cost.steps import GPT3, LLAMA_2_7B, estimated, gpu_run, time_of
 
 STAGES = {"parallelism__pipeline_parallel_size": 4, "training__gradient_accumulation_steps": 8}
@@ -148,6 +148,7 @@ def drawn(random: Random) -> dict[str, Any]:
         "parallelism__sequence_parallel": random.random() < 0.3,
         "zero__stage": random.randrange(4),
         "zero__overlap_comm": random.choice([None, True, False]),
+        "zero__stage3_prefetch_bucket_size": random.choice([0, 1000, 50_000_000]),
         "offload__optimizer_device": random.choice(list(OffloadDevice)),
         "offload__param_device": random.choice(list(OffloadDevice)),
         "precision__dtype": random.choice(list(Precision)),
@@ -187,6 +188,11 @@ class TestPlan:
         plan = plan_of(run_config(cluster=cpu_cluster(), precision__dtype=Precision.bf16))
         assert plan.time is None
         assert "cluster.bf16_tflops" in plan.time_unknown
+
+    def test_rates_that_mean_nothing_are_refused(self):
+        plan = plan_of(gpu_run(cluster__speed__matmul_efficiency=0.0))
+        assert errors_of(plan) == {"cluster.speed.matmul_efficiency": "value-range"}
+        assert plan.time is None
 
     def test_rates_of_a_cpu_give_a_time(self):
         rates = {"bf16_tflops": 0.2, "memory_bandwidth_gbps": 20, "device_link_gbps": 2}
