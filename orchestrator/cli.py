@@ -196,6 +196,8 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if config.parallelism.auto and arguments.command not in (Command.launch, Command.plan):
+        config, _ = _chosen(config)
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
         console = _console(json_on_stdout=config.output is Output.json)
         return _finish(exact.run(config, lambda line: console.print(line, soft_wrap=True)), config.output)
@@ -208,6 +210,9 @@ def _run_command(arguments: Arguments) -> int:
         config = load.load_config(arguments.overrides, config_dir=arguments.config_dir)
     if config.checkpoint.resume:
         arguments, overrides, config = _resumed(arguments, config)
+    if config.parallelism.auto:
+        config, words = _chosen(config)
+        arguments, overrides = replace(arguments, overrides=[*arguments.overrides, *words]), [*overrides, *words]
     prepared = launch.prepare(config, _words(arguments, config))
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
@@ -255,6 +260,14 @@ def _resumed(arguments: Arguments, config: RunConfig) -> tuple[Arguments, list[s
     return arguments, overrides, load.load_config(overrides, config_dir=config_dir)
 
 
+def _chosen(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """What the planner chooses where ``parallelism=auto`` leaves it the choice, said to people and as words for a resume."""
+    config, entry = plan.with_choice(config)
+    console = _console(json_on_stdout=True)
+    console.print(f"parallelism=auto: {' '.join(entry.overrides)}", soft_wrap=True)
+    return config, list(entry.overrides)
+
+
 def _words(arguments: Arguments, config: RunConfig) -> CommandWords:
     """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
     kept = [override for override in arguments.overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
@@ -292,6 +305,9 @@ def _sweep(arguments: Arguments, overrides: list[str]) -> int:
             deepspeed_json.unsupported(config)
             launch.require_attached(config)
             point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
+            if config.parallelism.auto:
+                config, words = _chosen(config)
+                point = replace(point, overrides=[*point.overrides, *words])
             prepared = launch.prepare(config, _words(point, config))
             result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
             metric = result.metric

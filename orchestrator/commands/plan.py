@@ -15,7 +15,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.machine import memory_limit_bytes
-from orchestrator.planning.search import SearchResult, chosen_values, search
+from orchestrator.planning.search import SearchResult, chosen_values, configured, search
 from orchestrator.report.plans import PlanEntry, plan_entry, plans_report
 
 HELP = """Find the fastest plan that fits a fixed global batch: layout, schedule, ZeRO, offload, micro-batch, recomputation.
@@ -48,6 +48,26 @@ def run(config: RunConfig, words: Sequence[str]) -> CommandResult:
         write_experiment(target, words, values, title=f"{config.model.name} on {config.cluster.name}, by orchestrator plan")
     compared = [(count, _searched(config, hosts=count)) for count in counts]
     return _result(config, result, best, compared, target)
+
+
+def with_choice(config: RunConfig) -> tuple[RunConfig, PlanEntry]:
+    """``config`` as the best plan has it, for ``parallelism=auto``.
+
+    Raises:
+        ConfigurationError: nothing fits, or the search lacks a fact.
+    """
+    result = _searched(config)
+    if result.best is None:
+        refused = "; ".join(f"{entry.choices} by {entry.rule}: {entry.example}" for entry in result.refused)
+        nothing = error(
+            "plan-nothing",
+            "parallelism.auto",
+            f"no layout fits; of {result.num_choices} choices were refused {refused}",
+            "use more hosts or a smaller batch; orchestrator plan shows the same search in full",
+        )
+        raise ConfigurationError(result.findings or [nothing])
+    entry = plan_entry(config, result.best, result.best)
+    return configured(config, chosen_values(config, result.best)), entry
 
 
 def host_range(text: str | None) -> tuple[list[int], list[Finding]]:

@@ -122,6 +122,8 @@ class ClusterConfig:
 class ParallelismConfig:
     """How the devices are divided: pipeline x data x tensor, in DeepSpeed's axis order."""
 
+    auto: bool = False
+    """Let the planner choose layout, schedule, ZeRO, offload, micro-batch and recomputation; a run keeps its choice."""
     tensor_parallel_size: int = 1
     """Devices that share every layer (Megatron tensor parallelism)."""
     pipeline_parallel_size: int = 1

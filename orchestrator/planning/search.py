@@ -372,6 +372,8 @@ def chosen_values(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
     """The options that make ``config`` the candidate's run."""
     values = dict(candidate.choice.values)
     values[PARTITION_METHOD] = candidate.config.parallelism.partition_method
+    if config.parallelism.auto:
+        values["parallelism.auto"] = False
     named = config.cluster.hostfile is not None or config.cluster.include is not None or config.cluster.exclude is not None
     if named and candidate.leaves_hosts_idle:
         assert candidate.plan.cluster is not None

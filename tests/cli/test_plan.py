@@ -39,6 +39,28 @@ def test_overrides_of_every_plan_pass_validate(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_parallelism_auto_is_the_best_plan(tmp_path: Path) -> None:
+    planned = orchestrator("plan", *SMALL, "output=json", cwd=tmp_path).json
+    ended = orchestrator("validate", *SMALL, "parallelism=auto", "output=json", cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    assert ended.json["layout"] == planned["best"]["layout"]
+    assert ended.json["time"] == planned["best"]["time"]
+    assert "zero.stage=" in ended.stderr
+    compiled = orchestrator("compile", *SMALL, "parallelism=auto", "planner.fix.zero_stage=2", "output=json", cwd=tmp_path)
+    assert compiled.json["zero_optimization"]["stage"] == 2
+
+
+def test_parallelism_auto_says_why_nothing_fits(tmp_path: Path) -> None:
+    size = ("model=gpt3_175b", "cluster=dgx_a100_80", "training=default", "training.train_batch_size=64")
+    pins = ("planner.fix.optimizer_device=none", "planner.fix.param_device=none")
+    ended = orchestrator("launch", *size, *pins, "parallelism=auto", "run_dir=run", "output=json", cwd=tmp_path)
+    assert ended.code == 2, ended.everything
+    (finding,) = ended.json["findings"]
+    assert finding["field"] == "parallelism.auto"
+    assert "device-memory" in finding["message"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_experiment_of_an_experiment_keeps_what_was_asked_for(tmp_path: Path) -> None:
     words = ("experiment=llama_3_8b_dgx_h100", "data.path=/data", "training.max_steps=7", "planner.fix.tp=2")
     ended = orchestrator("plan", *words, "planner.apply=experiment/mine.yaml", cwd=tmp_path)
