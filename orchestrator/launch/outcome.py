@@ -89,7 +89,9 @@ def _failed(attempt: Path, links: Sequence[AgentLink], ending: Ending, hosts: tu
     if first is not None:
         reason = f"rank {first.rank} on {first.host}: {first.meaning}"
     elif cause is not None and not ending.is_explained:
-        reason = f"{ending.host}: {cause.meaning}"
+        # pdsh reports the hosts in the order in which their shells end, which need not be that of the failures
+        shown = diagnosis.first.line.host if diagnosis.first is not None else None
+        reason = f"{shown or ending.host}: {cause.meaning}"
     lines = [line.text for line in diagnosis.context] if own is None else str(own["traceback"]).rstrip().splitlines()
     return Outcome(
         status=ending.status,

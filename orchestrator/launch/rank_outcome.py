@@ -16,8 +16,13 @@ from orchestrator.launch.processes import meaning, signal_of
 from orchestrator.launch.stacks import StackGroup
 from orchestrator.lease import OVER_EXIT_CODE
 from orchestrator.presence import read_ranks
+from orchestrator.run_dir import LOG
 
 _FINISHED = re.compile(r"^(?:(\S+): )?\[.*\] Process (\d+) exits successfully")
+_KILLED = re.compile(r"^(\S+): \[.*\] exits with return code = -(\d+)$")
+"""What DeepSpeed's node launcher says through pdsh of the rank whose end it saw first."""
+_CONSEQUENCES = (signal.SIGTERM, signal.SIGABRT)
+"""NCCL's watchdog aborts ranks whose peers have gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,8 @@ def rank_outcomes(
     seen = {rank: (link, sighting) for link in links for rank, sighting in link.ranks.items()}
     reports = {int(failure["rank"]): failure for failure in failures}
     finished = {(match[1] or links[0].host, int(match[2])) for match in map(_FINISHED.match, log) if match}
+    killed = {match[1]: int(match[2]) for match in map(_KILLED.match, reversed(log)) if match}
+    alone = {host for host in killed if list(places.values()).count(host) == 1}
     outcomes = []
     for rank in sorted({*places, *seen, *reports}):
         link, sighting = seen.get(rank, (None, None))
@@ -59,6 +66,8 @@ def rank_outcomes(
             outcomes.append(RankOutcome(rank=rank, host=host, exit_code=0, meaning="ended well"))
         elif link is not None and sighting is not None and _went_first(link, sighting, finished):
             outcomes.append(_ended_silently(rank, host, link, sighting, reported=set(reports)))
+        elif link is None and host in alone:
+            outcomes.append(_ended_by_signal(rank, host, killed[host], failed=(attempt / LOG).stat().st_mtime))
         else:
             told = _not_blamed(rank, link, stacks)
             outcomes.append(RankOutcome(rank=rank, host=host, exit_code=None, meaning=told))
@@ -118,8 +127,21 @@ def _ended_silently(rank: int, host: str, link: AgentLink, sighting: RankSightin
         meaning=told,
         cause=None if cause is None else cause.name,
         failed=sighting.gone,
-        # NCCL's watchdog aborts ranks whose peers have gone
-        is_consequence=number in (signal.SIGTERM, signal.SIGABRT),
+        is_consequence=number in _CONSEQUENCES,
+    )
+
+
+def _ended_by_signal(rank: int, host: str, number: int, *, failed: float) -> RankOutcome:
+    """The only rank of a host, through pdsh, of which nothing but the signal is known."""
+    cause = cause_of([f"exits with return code = {-number}"])
+    return RankOutcome(
+        rank=rank,
+        host=host,
+        exit_code=-number,
+        meaning=meaning(-number),
+        cause=None if cause is None else cause.name,
+        failed=failed,
+        is_consequence=number in _CONSEQUENCES,
     )
 
 

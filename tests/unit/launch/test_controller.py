@@ -26,6 +26,7 @@ from orchestrator.launch.ending import Status, StoppedBy
 from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.lease import Lease, LeaseWatch, Request
+from orchestrator.presence import RankRecord, write_rank
 
 RESULT = "import json, pathlib\npathlib.Path('result.json').write_text(json.dumps({'metric': 1.0, 'status': 'completed'}))\n"
 RANK = "import time; time.sleep(600)"
@@ -425,6 +426,24 @@ def test_through_pdsh_the_failure_of_a_host_is_noticed_while_others_go_on(attemp
     assert re.search(told, outcome.reason), outcome.reason
     assert not (attempt / "terminated").exists(), "DeepSpeed's runner would kill other jobs by name"
     assert not [path for path in attempt.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+
+
+def test_through_pdsh_a_killed_rank_that_is_alone_on_its_host_is_named(attempt: Path) -> None:
+    """Whatever host pdsh reports first: the other rank has only lost it."""
+    for rank, host in enumerate(TWO):
+        write_rank(attempt, RankRecord(rank=rank, local_rank=0, host=host, pid=rank + 1))
+    stamp = "[2026-11-30 14:21:44,566] [ERROR] [launch.py:259:sigkill_handler]"
+    said = (
+        f"node-b: {stamp} ['python', '-m', 'x'] exits with return code = -9",
+        f"node-a: {stamp} ['python', '-m', 'x'] exits with return code = 1",
+        "pdsh@here: node-a: ssh exited with exit code 1",
+        "pdsh@here: node-b: ssh exited with exit code 247",
+    )
+    program = f"import time\nprint({chr(10).join(said)!r}, flush=True)\ntime.sleep(600)"
+    spec = spec_of(attempt, program, hosts=TWO, backend=LauncherBackend.pdsh, master_port=20100)
+    outcome, _ = run(attempt, spec)
+    assert outcome.reason.startswith("rank 1 on node-b: a process was killed (SIGKILL)")
+    assert [rank.exit_code for rank in outcome.ranks] == [None, -9]
 
 
 def test_swap_files_of_the_run_are_removed_on_its_hosts_and_nobody_elses(ssh: Path) -> None:
