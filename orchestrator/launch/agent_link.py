@@ -65,8 +65,8 @@ class AgentLink:
 
     @property
     def ranks_left(self) -> tuple[int, ...]:
-        """Ranks that had outlived the launcher."""
-        return () if self.exited is None else tuple(self.exited["left"])
+        """Ranks that had outlived the launcher, before anybody had asked for its end."""
+        return () if self.exited is None or self.exited["asked"] else tuple(self.exited["left"])
 
     @property
     def is_silent(self) -> bool:
@@ -135,7 +135,7 @@ class AgentLink:
             case "ready":
                 self.ready = message
             case "exited":
-                self.exited = message
+                self.exited = {**message, "asked": self.stopped is not None}
             case "ended":
                 self.ended = True
             case "rank":

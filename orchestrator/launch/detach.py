@@ -19,7 +19,7 @@ from orchestrator.config.schema import LauncherConfig
 from orchestrator.control import ControllerRecord, read_controller
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
-from orchestrator.launch.controller import Controller, ssh_settings
+from orchestrator.launch.controller import Controller
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import SshTransport, Transport, python_command
 from orchestrator.run_dir import COMMAND, exclusive, read_json
@@ -40,7 +40,7 @@ def hand_over(
         ConfigurationError: it could not be started there.
     """
     host = spec.hosts[0]
-    process = (transport or SshTransport(ssh_settings(spec))).start(host, python_command(__name__, str(attempt)))
+    process = (transport or SshTransport(spec.ssh_settings)).start(host, python_command(__name__, str(attempt)))
     try:
         printed, _ = process.communicate(json.dumps(dict(private)).encode(), timeout=spec.connect_seconds + _START_SECONDS)
     except subprocess.TimeoutExpired:

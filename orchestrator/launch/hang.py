@@ -1,4 +1,4 @@
-"""Whether a run still gets on, as rank 0 shows it."""
+"""Whether a run still gets on, as rank 0 shows it, and where its ranks stand when it does not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.presence import Phase, Progress, read_progress
+from orchestrator.launch.ending import Ending, Status
+from orchestrator.launch.stacks import describe, ranks_with_stacks, stack_groups
+from orchestrator.presence import Phase, Progress, read_progress, read_ranks
+from orchestrator.units import format_seconds
 
+_BEFORE_ALL = (Phase.start, Phase.data, Phase.build)
+"""Phases of rank 0 in which others may not be there yet."""
 _TRAINING = (Phase.train, Phase.evaluate, Phase.save)
 """Phases in which there is something to save."""
 
@@ -37,6 +42,11 @@ class ProgressWatch:
         return self.clock() - self._moved
 
     @property
+    def all_have_started(self) -> bool:
+        """Whether every rank has come to where they wait for each other."""
+        return self.seen is not None and self.seen.phase not in _BEFORE_ALL
+
+    @property
     def has_begun_training(self) -> bool:
         """Whether there is something that a checkpoint would keep."""
         return self.seen is not None and self.seen.phase in _TRAINING and self.seen.step > 0
@@ -47,3 +57,17 @@ class ProgressWatch:
         return (
             "before its first sign of progress" if self.seen is None else f"in phase {self.seen.phase} of step {self.seen.step}"
         )
+
+
+def hung(attempt: Path, watch: ProgressWatch, *, may_wait: bool) -> Ending | None:
+    """That a run hangs, and where its ranks stand; None while stacks they were asked for are missing and ``may_wait``."""
+    missing = {record.rank for record in read_ranks(attempt)} - ranks_with_stacks(attempt)
+    if missing and may_wait:
+        return None
+    groups = tuple(stack_groups(attempt))
+    reason = f"the run hangs {watch.place}: no progress for {format_seconds(watch.silent_seconds)}"
+    if missing:
+        reason += f"; no stack of rank {', '.join(map(str, sorted(missing)))}, which may be stopped or waiting for a disk"
+    if groups:
+        reason += f"; {describe(groups[:1])}"
+    return Ending(status=Status.hung, reason=reason, stacks=groups)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.config.enums import LauncherBackend
+from orchestrator.config.schema import LauncherConfig
 from orchestrator.launch.setup_lines import after_setup
 from orchestrator.launch.transport import LOCAL_HOST
 
@@ -50,6 +51,11 @@ class LaunchSpec:
     def agent_hosts(self) -> tuple[str, ...]:
         """Where agents run, by node rank."""
         return self.hosts if self.over_agents else (LOCAL_HOST,)
+
+    @property
+    def ssh_settings(self) -> LauncherConfig:
+        """The options of ssh."""
+        return LauncherConfig(ssh_arguments=list(self.ssh_arguments), connect_seconds=self.connect_seconds)
 
     def argv(self, node_rank: int, master_port: int) -> tuple[str, ...]:
         """The launcher's command line for one host."""

@@ -15,6 +15,7 @@ from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.rank_outcome import RankOutcome
 
 _MOST_LINES = 40
+_MOST_FRAMES = 15
 _MOST_GROUPS = 12
 """Rows of the table, and groups of equal stacks."""
 
@@ -44,7 +45,7 @@ def failure_report(outcome: Outcome, log_file: Path) -> list[RenderableType]:
     if outcome.lines:
         report.append(Text("\n".join(f"    {line}" for line in outcome.lines[-_MOST_LINES:])))
     for group in outcome.stacks[:_MOST_GROUPS]:
-        frames = "\n".join(f"    {frame}" for frame in group.frames)
+        frames = "\n".join(f"    {frame}" for frame in group.frames[:_MOST_FRAMES])
         report.append(Text(f"rank {_numbers(group.ranks)} stands in, the innermost first:\n{frames}"))
     if outcome.ranks or len(outcome.hosts) > 1:
         report.append(_table(outcome))

@@ -24,7 +24,7 @@ LAYOUTS = {
 }
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -103,7 +103,7 @@ def test_ranks_stuck_in_a_collective_show_their_stacks_and_end_with_their_lease(
         wait_until(lambda: lease.renew() is None and "in barrier" in stacks(tmp_path, 0))
         wait_until(lambda: lease.renew() is None and "in stuck_in_a_collective" in stacks(tmp_path, 1))
         lease.end()
-        wait_until(lambda: all(process.exitcode is not None for process in ranks.processes), seconds=30)
+        wait_until(lambda: all(process.exitcode is not None for process in ranks.processes), seconds=60)
         assert [process.exitcode for process in ranks.processes] == [OVER_EXIT_CODE] * 2
         assert "rank 0 ends: the run was stopped" in ranks.output(0)
     finally:
