@@ -105,10 +105,10 @@ def test_a_detached_run_loses_the_host_that_launched_it(folder: Path, hosts: tup
 def test_a_rank_falls_asleep_for_ever(folder: Path, hosts: tuple[Host, ...], faults: FaultTable) -> None:
     """Every other rank waits for it in a collective; the stacks tell which is which."""
     hosts[1].path(HOOKS / "sitecustomize.py").write_text(ASLEEP)
-    job = start(folder, hosts[:2], *ENDLESS, "launcher.hang_timeout=30")
+    job = start(folder, hosts[:2], *ENDLESS, "launcher.hang_timeout=60")
     job.comes_further()
     victim = job.rank(1)
-    ended = ending(job, lambda: victim.send_signal(signal.SIGUSR1), within=30 + LEASE_SECONDS)
+    ended = ending(job, lambda: victim.send_signal(signal.SIGUSR1), within=60 + LEASE_SECONDS)
     faults.judge("rank 1 asleep for ever", 2, ended, code=FAILED, told=(r"(?i)hung|no (step|progress)",))
     assert "asleep_for_ever" in (job.attempt / "stacks" / "1.txt").read_text()
     assert (job.attempt / "stacks" / "0.txt").exists()
