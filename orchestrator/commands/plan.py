@@ -46,7 +46,7 @@ def run(config: RunConfig, words: Sequence[str]) -> CommandResult:
     if target is not None and best is not None:
         values = chosen_values(config, best.candidate)
         write_experiment(target, words, values, title=f"{config.model.name} on {config.cluster.name}, by orchestrator plan")
-    compared = [(count, _searched(config, hosts=count)) for count in counts]
+    compared = [(count, _searched(config, hosts=count, best_only=True)) for count in counts]
     return _result(config, result, best, compared, target)
 
 
@@ -56,7 +56,7 @@ def with_choice(config: RunConfig) -> tuple[RunConfig, PlanEntry]:
     Raises:
         ConfigurationError: nothing fits, or the search lacks a fact.
     """
-    result = _searched(config)
+    result = _searched(config, best_only=True)
     if result.best is None:
         refused = "; ".join(f"{entry.choices} by {entry.rule}: {entry.example}" for entry in result.refused)
         nothing = error(
@@ -86,7 +86,7 @@ def host_range(text: str | None) -> tuple[list[int], list[Finding]]:
     return counts, []
 
 
-def _searched(config: RunConfig, hosts: int | None = None) -> SearchResult:
+def _searched(config: RunConfig, *, hosts: int | None = None, best_only: bool = False) -> SearchResult:
     """The search over the cluster, or over so many hosts of its kind."""
     named, findings = hosts_of(config)
     if has_error(findings):
@@ -95,7 +95,7 @@ def _searched(config: RunConfig, hosts: int | None = None) -> SearchResult:
     if hosts is not None:
         named = None if named is None else named[:hosts]
         shaped = replace(shaped, cluster=replace(shaped.cluster, hosts=hosts))
-    return search(shaped, hosts=named, machine_memory_bytes=memory_limit_bytes())
+    return search(shaped, hosts=named, machine_memory_bytes=memory_limit_bytes(), best_only=best_only)
 
 
 def _result(

@@ -103,10 +103,13 @@ class SearchResult:
     findings: tuple[Finding, ...]
 
 
-def search(config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int) -> SearchResult:
+def search(
+    config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_bytes: int, best_only: bool = False
+) -> SearchResult:
     """The best plan for ``config``'s model, cluster and global batch, whatever layout, ZeRO or offload it names.
 
-    The arguments are those of ``make_plan``. Never raises for what a user can get wrong.
+    The arguments are those of ``make_plan``; with ``best_only`` neither others nor a front are looked for. Never raises for
+    what a user can get wrong.
     """
     base = make_plan(config, hosts=hosts, machine_memory_bytes=machine_memory_bytes)
     problems = list(_problems(config, base))
@@ -121,6 +124,7 @@ def search(config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_by
         machine_memory_bytes=machine_memory_bytes,
         train_batch_size=global_batch(config, base),
         unrelated=frozenset(unrelated_errors(base)),
+        best_only=best_only,
     )
     for devices in _host_sets(config, base.cluster):
         walk.run(devices)
@@ -214,6 +218,7 @@ class _Walk:
     machine_memory_bytes: int
     train_batch_size: int
     unrelated: frozenset[Finding]
+    best_only: bool
     found: list[Candidate] = field(default_factory=list)
     kinds: set[Any] = field(default_factory=set)
     front: list[Candidate] = field(default_factory=list)
@@ -260,7 +265,7 @@ class _Walk:
         if not self.found:
             return False
         enough = len(self.found) >= MOST_KINDS and len(self.front) >= MOST_ON_FRONT
-        return enough or bound > WORTH_SHOWING * self.found[0].score
+        return self.best_only or enough or bound > WORTH_SHOWING * self.found[0].score
 
     def _price(self, combination: Combination) -> None:
         """Bounds of a combination, which are also bounds of those that are slower."""
