@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.multihost.job import Ending
 
 _HEAD = ("fault", "hosts", "exit", "detected", "all stopped", "orphans", "what the user is told")
-_WIDTH = 110
+_WIDTH = 80
 
 
 @dataclass
