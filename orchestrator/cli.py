@@ -19,8 +19,8 @@ from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
+from orchestrator.commands import calibrate, deepspeed_json, doctor, exact, explain, export, launch, plan, rules, validate
 from orchestrator.commands import compile as compile_command
-from orchestrator.commands import deepspeed_json, doctor, exact, explain, export, launch, plan, rules, validate
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -167,6 +167,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.multirun:
         load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
+    if arguments.command is Command.calibrate:
+        return _calibrate(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     config = load.load_config(deepspeed_json.completed_words(overrides), config_dir=arguments.config_dir)
@@ -195,6 +197,16 @@ def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], C
     names, overrides = split(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
     return _finish(run(names), config.output)
+
+
+def _calibrate(arguments: Arguments) -> int:
+    names, overrides = calibrate.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    console = _console(json_on_stdout=config.output is Output.json)
+    result = calibrate.run(
+        config, names, config_dir=arguments.config_dir, echo=lambda line: console.print(line, soft_wrap=True)
+    )
+    return _finish(result, config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:
@@ -348,4 +360,5 @@ _HELP = {
     Command.doctor: doctor.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
+    Command.calibrate: calibrate.HELP,
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from orchestrator.config.schema import ClusterConfig
+from orchestrator.config.speed import SpeedConfig
 from orchestrator.units import GB
 
 
@@ -104,6 +105,16 @@ def delivered_speed(config: ClusterConfig) -> DeliveredSpeed:
         if value is not None:
             stated[f"{name}_{ending}"] = value * scale
     return replace(measured_speed(config.device_name), **stated)
+
+
+def speed_option(field: str, value: float) -> tuple[str, float]:
+    """The option of ``cluster.speed`` behind a field of ``DeliveredSpeed``, and ``value`` in its unit."""
+    for config_field in fields(SpeedConfig):
+        name, _, unit = config_field.name.rpartition("_")
+        ending, scale = _SCALES.get(unit, (unit, 1.0))
+        if f"{name}_{ending}" == field:
+            return config_field.name, value / scale
+    raise AssertionError(field)
 
 
 def measured_speed(device_name: str) -> DeliveredSpeed:

@@ -21,6 +21,7 @@ _VERBS = {
     Command.doctor: "what this machine has, and what to install",
     Command.rules: "list the rules a run is held against, or explain one",
     Command.explain: "say from its log why a DeepSpeed job failed",
+    Command.calibrate: "fit a cluster's speeds to finished runs, or measure them",
 }
 _EXIT_CODES = {
     0: "done, or feasible",
