@@ -18,7 +18,7 @@ from orchestrator.launch.machine import memory_limit_bytes
 from orchestrator.planning.search import SearchResult, chosen_values, search
 from orchestrator.report.plans import PlanEntry, plan_entry, plans_report
 
-HELP = """Find the fastest plan that fits: layout, schedule, ZeRO, offload, micro-batch, recomputation. The global batch is fixed.
+HELP = """Find the fastest plan that fits a fixed global batch: layout, schedule, ZeRO, offload, micro-batch, recomputation.
 
 Examples:
   orchestrator plan model=llama_2_7b cluster=dgx_a100_80 training.train_batch_size=512

@@ -66,7 +66,7 @@ MEASURED: Mapping[str, DeliveredSpeed] = MappingProxyType(
             all_reduce_efficiency=0.72,
             link_latency_seconds=110e-6,
             # One of eight ports: 16 to 24 GB/s in the ZeRO-3 steps of GPT 175B and 530B on 768 to 2240 GPUs (Narayanan 2021).
-            zero3_network_efficiency=0.11,
+            zero3_network_efficiency=0.12,
         ),
         "h100": DeliveredSpeed(all_reduce_efficiency=1.0),
         "h200": DeliveredSpeed(all_reduce_efficiency=1.0),

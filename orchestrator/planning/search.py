@@ -23,9 +23,7 @@ from orchestrator.findings import Finding, Severity, error
 from orchestrator.planning.capacity import CAPACITY_RULES, DEVICE_MEMORY, usable_bytes
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.planning.cost.speeds import missing_facts
-from orchestrator.planning.cost.step_time import StepTime, step_time
-from orchestrator.planning.cost.training_step import TrainingStep
-from orchestrator.planning.memory.estimate import Estimator
+from orchestrator.planning.cost.step_time import StepTime
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import BALANCED
 from orchestrator.planning.plan import Plan, make_plan
@@ -42,10 +40,10 @@ from orchestrator.planning.search_space import (
 CHOSEN_GROUPS = frozenset({"parallelism", "zero", "offload", "activation_checkpointing", "training"})
 """Groups of options that the search sets."""
 MOST_KINDS = 5
-MOST_ON_FRONT = 6
-WORTH_SHOWING = 2.0
+MOST_ON_FRONT = 5
+WORTH_SHOWING = 1.5
 """Times as slow as the best that something else may be."""
-MEANT_SAVING = 0.95
+MEANT_SAVING = 0.9
 """A point of the front needs at most this share of the memory of the one before."""
 
 
@@ -207,6 +205,7 @@ class _Walk:
     train_batch_size: int
     unrelated: frozenset[Finding]
     found: list[Candidate] = field(default_factory=list)
+    kinds: set[Any] = field(default_factory=set)
     front: list[Candidate] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -230,8 +229,8 @@ class _Walk:
             then()
 
     def result(self) -> SearchResult:
-        """What was found so far, the stages of pipelines cut anew where that is faster."""
-        found = sorted(map(self._balanced, self.found), key=lambda candidate: (candidate.score, candidate.choice.order))
+        """What was found so far, the stages of the best one cut anew where that is faster."""
+        found = [self._balanced(self.found[0]), *self.found[1:]] if self.found else []
         front = [found[0], *self.front[1:]] if found else []
         refusals = self.refused.most_common()
         return SearchResult(
@@ -286,36 +285,33 @@ class _Walk:
     def _plan_next(self, family: _Family, position: int) -> None:
         """Wait for the next choice of a family that could still be shown."""
         for place in range(position, len(family.order)):
-            index = int(family.order[place])
-            choice = family.combination.choice(index)
-            if self._is_useful(choice, None if family.needed_bytes is None else int(family.needed_bytes[index])):
-                self._wait(float(family.scores[index]), partial(self._plan, family, place, choice))
+            if self._is_useful(family, place):
+                self._wait(float(family.scores[family.order[place]]), partial(self._plan, family, place))
                 return
 
-    def _is_useful(self, choice: Choice, needed_bytes: int | None) -> bool:
-        if choice.kind not in {candidate.choice.kind for candidate in self.found}:
-            return len(self.found) < MOST_KINDS or self._saves(needed_bytes)
-        return self._saves(needed_bytes)
-
-    def _saves(self, needed_bytes: int | None) -> bool:
-        """Whether it would be the next point of the front."""
-        if not self.front or needed_bytes is None:
-            return needed_bytes is None or not self.front
-        return len(self.front) < MOST_ON_FRONT and needed_bytes <= MEANT_SAVING * self.front[-1].device_bytes
-
-    def _plan(self, family: _Family, place: int, choice: Choice) -> None:
+    def _plan(self, family: _Family, place: int) -> None:
         """Plan a choice under every rule, and wait until its real time is the least of what is left."""
-        candidate = self._candidate(choice)
-        if candidate is not None:
-            self._wait(candidate.score, partial(self._accept, candidate), finished=choice)
+        if self._is_useful(family, place):
+            candidate = self._candidate(family.combination.choice(int(family.order[place])))
+            if candidate is not None:
+                self._wait(candidate.score, partial(self._accept, candidate), finished=candidate.choice)
         self._plan_next(family, place + 1)
 
+    def _is_useful(self, family: _Family, place: int) -> bool:
+        """Whether it could be the best of a kind that is not there yet, or the next point of the front."""
+        index = int(family.order[place])
+        if len(self.found) < MOST_KINDS and family.combination.choice(index).kind not in self.kinds:
+            return True
+        if not self.front or len(self.front) >= MOST_ON_FRONT:
+            return False
+        return family.needed_bytes is None or bool(family.needed_bytes[index] <= MEANT_SAVING * self.front[-1].device_bytes)
+
     def _accept(self, candidate: Candidate) -> None:
-        kinds = {known.choice.kind for known in self.found}
-        if candidate.choice.kind not in kinds and len(self.found) < MOST_KINDS:
+        if len(self.found) < MOST_KINDS and candidate.choice.kind not in self.kinds:
             self.found.append(candidate)
-        smallest = self.front[-1].device_bytes * MEANT_SAVING if self.front else candidate.device_bytes
-        if candidate.device_bytes <= smallest and len(self.front) < MOST_ON_FRONT:
+            self.kinds.add(candidate.choice.kind)
+        saves = not self.front or candidate.device_bytes <= MEANT_SAVING * self.front[-1].device_bytes
+        if saves and len(self.front) < MOST_ON_FRONT:
             self.front.append(candidate)
 
     def _candidate(self, choice: Choice, **further: Any) -> Candidate | None:
@@ -338,8 +334,8 @@ class _Walk:
             worst = (errors or narrow)[0]
             self._refuse(worst.rule, 1, worst.message)
             return None
-        time = plan_time(config, plan)
-        assert plan.layout is not None
+        time = plan.time
+        assert plan.layout is not None and time is not None
         weight = plan.layout.world_size if config.planner.objective is Objective.cost else 1
         return Candidate(choice=choice, config=config, plan=plan, time=time, score=time.step_seconds * weight)
 
@@ -377,27 +373,3 @@ def configured(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         group, option = name.split(".")
         groups.setdefault(group, {})[option] = value
     return replace(config, **{group: replace(getattr(config, group), **options) for group, options in groups.items()})
-
-
-def plan_time(config: RunConfig, plan: Plan) -> StepTime:
-    """The time of a step of a plan that fits; its cluster must have all facts."""
-    assert plan.model is not None and plan.cluster is not None and plan.layout is not None and plan.partition is not None
-    estimator = Estimator(
-        config=config,
-        spec=plan.model,
-        cluster=plan.cluster,
-        layout=plan.layout,
-        settings=plan.settings,
-        trainable_shares=None,
-    )
-    step = TrainingStep(
-        spec=plan.model,
-        cluster=plan.cluster,
-        settings=plan.settings,
-        passed=estimator.passed,
-        pipeline_parallel_size=plan.layout.pipeline_parallel_size,
-        data_parallel_size=plan.layout.data_parallel_size,
-        micro_batches=plan.layout.gradient_accumulation_steps,
-        schedule=config.parallelism.schedule,
-    )
-    return step_time(step, plan.partition)

@@ -21,6 +21,9 @@ from tests.benchmarks.published_memory import case_of
 from tests.benchmarks.published_systems import deepspeed_settings
 from tests.benchmarks.published_throughput import Run, System
 
+PASSES = ("matrix_products", "attention", "element_wise", "recomputation", "launches")
+"""Components of the passes beside which Megatron-Core communicates."""
+
 
 def predicted_seconds(run: Run) -> float | str:
     """Seconds of the row's step, or why there is no prediction."""
@@ -64,6 +67,6 @@ def seconds_under(run: Run, time: StepTime) -> float:
         splits = 1 if run.sequence_parallel else run.layout.tensor_parallel_size
         seconds += sends * (run.num_chunks / splits - 1)
     if run.system is System.megatron_core:
-        beside = exposed["compute"] / run.layout.gradient_accumulation_steps
+        beside = sum(exposed.get(name, 0.0) for name in PASSES) / run.layout.gradient_accumulation_steps
         seconds -= min(beside, exposed.get("gradient_reduction", 0.0) + exposed.get("parameter_gather", 0.0))
     return float(seconds)

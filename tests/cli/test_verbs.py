@@ -11,6 +11,7 @@ from tests.cli.command_line import orchestrator
 
 DEVICE_KEYS = {"stage", "ranks", "allocated_bytes", "reserved_bytes", "device_bytes", "capacity_bytes", "components"}
 HOST_KEYS = {"host", "start_bytes", "step_bytes", "save_bytes", "capacity_bytes", "components"}
+TIME_KEYS = {"step_seconds", "tokens_per_second_per_device", "model_flops_utilization", "bubble_fraction", "components"}
 
 
 def test_validate_json_has_the_promised_shape(tmp_path: Path) -> None:
@@ -30,7 +31,10 @@ def test_validate_json_has_the_promised_shape(tmp_path: Path) -> None:
     assert [entry["stage"] for entry in report["memory"]["device"]] == [0, 1, 2, 3]
     assert all(entry.keys() >= DEVICE_KEYS for entry in report["memory"]["device"])
     assert all(entry.keys() >= HOST_KEYS for entry in report["memory"]["host"])
-    assert report["time"] is None
+    assert report["time"].keys() >= TIME_KEYS
+    exposed = sum(component["exposed_seconds"] for component in report["time"]["components"].values())
+    assert exposed == pytest.approx(report["time"]["step_seconds"])
+    assert all(component["reason"] for component in report["time"]["components"].values())
     assert not list(tmp_path.iterdir())
 
 

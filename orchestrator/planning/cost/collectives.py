@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-
 from orchestrator.planning.parameters import Size
 
 
@@ -53,7 +51,6 @@ def bytes_sent_per_rank(collective: Collective, *, size_bytes: Size, num_ranks: 
     All-reduce ``2 (N - 1) / N`` of the size; all-gather, reduce-scatter and all-to-all ``(N - 1) / N``; a broadcast and a
     message once the size, sent on by every rank but the last.
     """
-    assert np.all(num_ranks >= 1) and np.all(size_bytes >= 0)
     match collective:
         case Collective.all_reduce:
             return 2 * (num_ranks - 1) * size_bytes / num_ranks
@@ -65,6 +62,7 @@ def bytes_sent_per_rank(collective: Collective, *, size_bytes: Size, num_ranks: 
 
 def collective_seconds(collective: Collective, *, size_bytes: float, num_ranks: int, link: Link) -> float:
     """Time from a common start until the last rank is done; nothing with one rank."""
+    assert num_ranks >= 1 and size_bytes >= 0
     sent = bytes_sent_per_rank(collective, size_bytes=size_bytes, num_ranks=num_ranks)
     if num_ranks == 1:
         return 0

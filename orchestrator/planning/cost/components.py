@@ -80,7 +80,9 @@ def _zero_traffic(step: TrainingStep, parts: StepParts, chunks: tuple[StageSecon
     passes = sum(float(chunk.forward + chunk.backward - chunk.send_forward - chunk.send_backward) for chunk in chunks)
     computed = sum(float(chunk.computed_forward + chunk.computed_backward) for chunk in chunks)
     share = rounds * (passes - computed) / (gathers + reductions)
-    hidden = "only what exceeds the computation beside it" if chunks[0].overlaps else "all, because overlap_comm is off"
+    hidden = (
+        "what exceeds the computation beside it, and slows it" if chunks[0].overlaps else "all, because overlap_comm is off"
+    )
     for name, seconds, what in (
         ("parameter_gathers", gathers, "ZeRO-3 before each pass"),
         ("gradient_reductions", reductions, f"ZeRO-{step.settings.zero_stage} in each backward pass"),

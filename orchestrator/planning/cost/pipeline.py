@@ -8,13 +8,14 @@ the axes before it are layouts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from orchestrator.config.enums import PipelineSchedule
 from orchestrator.planning.parameters import Size
 from orchestrator.planning.schedule import Schedule, all_stage_steps, routes
-from orchestrator.planning.schedules.replay import PassSeconds, replay
+from orchestrator.planning.schedules.compiled import CompiledSchedule, compile_schedule
 
 StageChunks = Sequence[Sequence[float]]
 """Seconds by stage and chunk."""
@@ -33,13 +34,13 @@ def pipeline_seconds(schedule: PipelineSchedule, forward: StageChunks, backward:
 
 def replayed_seconds(schedule: PipelineSchedule, forward: StageChunks, backward: StageChunks, *, micro_batches: int) -> float:
     """The same, by replaying the steps that DeepSpeed runs."""
-    kind, stages = Schedule(schedule.value), len(forward)
-    steps = all_stage_steps(kind, num_stages=stages, micro_batches=micro_batches)
-    seconds = [
-        [PassSeconds(forward=ahead, backward_input=back, backward_weight=0.0) for ahead, back in zip(*both, strict=True)]
-        for both in zip(forward, backward, strict=True)
-    ]
-    return replay(steps, routes(kind, num_stages=stages, micro_batches=micro_batches), seconds).seconds
+    return _compiled(Schedule(schedule.value), len(forward), micro_batches).seconds(forward, backward)
+
+
+@lru_cache(maxsize=128)
+def _compiled(schedule: Schedule, num_stages: int, micro_batches: int) -> CompiledSchedule:
+    steps = all_stage_steps(schedule, num_stages=num_stages, micro_batches=micro_batches)
+    return compile_schedule(steps, routes(schedule, num_stages=num_stages, micro_batches=micro_batches))
 
 
 def gpipe_seconds(forward: np.ndarray, backward: np.ndarray, micro_batches: Size) -> np.ndarray:

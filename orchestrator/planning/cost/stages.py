@@ -21,10 +21,13 @@ from orchestrator.planning.cost.placement import Placement, placed
 from orchestrator.planning.cost.speeds import Speeds, speeds_of
 from orchestrator.planning.cost.training_step import TrainingStep
 from orchestrator.planning.layers import kept_input_bytes, layer_parameters
-from orchestrator.planning.memory.shape import rank_shape
+from orchestrator.planning.memory.shape import layer_matrices, rank_shape
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage
 from orchestrator.units import DTYPE_BYTES
+
+OVERLAP_SLOWDOWN = 0.126
+"""What an operation takes longer while a collective runs beside it (Hetu-Galvatron's published profile)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,7 @@ class Common:
     head: tuple[Size, Size]
     """Forward and backward, as of the embedding."""
     layer_parameters: Size
+    modules: tuple[float, ...]
     tensor_group: Placement
     data_group: Placement
     tensor_collective: Size
@@ -68,6 +72,8 @@ class StageSeconds:
     traffic: Traffic
     overlaps: bool
     """Whether traffic runs beside computation."""
+    modules: tuple[float, ...]
+    """Shares of a layer that are fetched, and computed, at a time."""
     tied_reduction: Size
     optimizer: OptimizerSeconds
     recomputes_layers: bool
@@ -102,7 +108,7 @@ class StageSeconds:
         """What is left of the reductions after the last backward pass."""
         reduction = self.traffic.boundary_reduction
         if self.overlaps:
-            reduction = larger(reduction - self.computed_backward, 0)
+            reduction = self._beside(self.computed_backward, reduction) - self.computed_backward
         return reduction + self.tied_reduction
 
     @property
@@ -111,7 +117,13 @@ class StageSeconds:
         return self.optimizer.total + self.traffic.parameter_gather
 
     def _beside(self, computed: Size, traffic: Size) -> Size:
-        return larger(computed, traffic) if self.overlaps else computed + traffic
+        """One after the other, or both at once: then the traffic of each module runs beside the computation before it."""
+        if not self.overlaps:
+            return computed + traffic
+        following = (*self.modules[1:], self.modules[0])
+        pairs = zip(self.modules, following, strict=True)
+        longer = sum(larger(computed * share, traffic * ahead) for share, ahead in pairs)
+        return longer + OVERLAP_SLOWDOWN * (computed + traffic - longer)
 
 
 def common_to_stages(step: TrainingStep) -> Common:
@@ -133,12 +145,21 @@ def common_to_stages(step: TrainingStep) -> Common:
         embedding=embedding_seconds(spec, passed, speeds),
         head=head_seconds(spec, passed, speeds),
         layer_parameters=layer_parameters(spec, tp),
+        modules=_fetched_modules(step),
         tensor_group=tensor_group,
         data_group=placed(num_ranks=step.data_parallel_size, stride=tp, slots=speeds.slots),
         tensor_collective=collective,
         transfer=_transfer_seconds(step, residual, tensor_group, speeds),
         host_copy=kept / speeds.host_link_bandwidth if passed.cpu_checkpointing else 0.0,
     )
+
+
+def _fetched_modules(step: TrainingStep) -> tuple[float, ...]:
+    """ZeRO-3 fetches a module that exceeds the prefetch bucket while the one before it runs; smaller ones any time before."""
+    matrices = layer_matrices(step.spec, 1)
+    if step.settings.zero_stage < 3 or max(matrices) <= step.settings.stage3_prefetch_bucket_size:
+        return (1.0,)
+    return tuple(matrix / sum(matrices) for matrix in matrices)
 
 
 def stage_seconds(common: Common, held: Sequence[Stage]) -> tuple[StageSeconds, ...]:
@@ -189,6 +210,7 @@ def _stage(common: Common, stage: Stage, parameters: Size, optimizer: OptimizerS
             speeds=common.speeds,
         ),
         overlaps=settings.overlap_comm,
+        modules=common.modules,
         tied_reduction=tied,
         optimizer=optimizer,
         recomputes_layers=passed.keeps_inputs,

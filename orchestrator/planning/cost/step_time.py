@@ -8,7 +8,7 @@ no GPU and no measurement is needed. The README says what is modelled and how fa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -18,30 +18,6 @@ from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_st
 from orchestrator.planning.cost.training_step import TrainingStep
 from orchestrator.planning.layers import model_flops_per_token
 from orchestrator.planning.partition import Partition, Stage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """The time of one optimizer step."""
-
-    step_seconds: float
-    tokens_per_second_per_device: float
-    model_flops_utilization: float
-    """Against the device's dense peak in the model's format, recomputation not counted."""
-    bubble_fraction: float
-    """Share of the pipeline's time in which a stage, on average, waits for others."""
-    components: Mapping[str, Component]
-    """On the stage that has most to do; the exposed seconds add up to the step."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The ``time`` object of ``output=json``."""
-        return {
-            "step_seconds": self.step_seconds,
-            "tokens_per_second_per_device": self.tokens_per_second_per_device,
-            "model_flops_utilization": self.model_flops_utilization,
-            "bubble_fraction": self.bubble_fraction,
-            "components": {name: component.to_dict() for name, component in self.components.items()},
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +41,35 @@ class StepParts:
         return self.pipeline_seconds + self.reduction_seconds + self.update_seconds + overhead
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The time of one optimizer step."""
+
+    step_seconds: float
+    tokens_per_second_per_device: float
+    model_flops_utilization: float
+    """Against the device's dense peak in the model's format, recomputation not counted."""
+    bubble_fraction: float
+    """Share of the pipeline's time in which a stage, on average, waits for others."""
+    step: TrainingStep = field(repr=False)
+    parts: StepParts = field(repr=False)
+
+    @property
+    def components(self) -> Mapping[str, Component]:
+        """What the step is made of on the stage that has most to do; the exposed seconds add up to the step."""
+        return step_components(self.step, self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``time`` object of ``output=json``."""
+        return {
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_device": self.tokens_per_second_per_device,
+            "model_flops_utilization": self.model_flops_utilization,
+            "bubble_fraction": self.bubble_fraction,
+            "components": {name: component.to_dict() for name, component in self.components.items()},
+        }
+
+
 def step_time(step: TrainingStep, partition: Partition) -> StepTime:
     """The time of ``step`` with its layers cut as in ``partition``; ``missing_facts`` of its cluster must be None."""
     parts = step_parts(step, partition)
@@ -76,13 +81,9 @@ def step_time(step: TrainingStep, partition: Partition) -> StepTime:
         tokens_per_second_per_device=tokens_per_second,
         model_flops_utilization=tokens_per_second * flops / parts.common.speeds.peak_flops,
         bubble_fraction=max(0.0, 1 - sum(parts.busy_seconds) / (stages * parts.pipeline_seconds)),
-        components=step_components(step, parts),
+        step=step,
+        parts=parts,
     )
-
-
-def step_seconds(step: TrainingStep, partition: Partition) -> float:
-    """``step_time(...).step_seconds`` alone."""
-    return step_parts(step, partition).seconds
 
 
 def step_parts(step: TrainingStep, partition: Partition) -> StepParts:

@@ -47,7 +47,8 @@ class Layouts:
         """The shape they broadcast to, and each of them as one long array."""
         policies = list(RecomputePolicy)
         arrays = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
-        arrays["recompute"] = np.vectorize(lambda policy: policies.index(RecomputePolicy(policy)))(arrays["recompute"])
+        arrays["recompute"] = np.select([arrays["recompute"] == policy for policy in policies], range(len(policies)), -1)
+        assert np.all(arrays["recompute"] >= 0)
         shape = np.broadcast_shapes(*(array.shape for array in arrays.values()))
         return shape, {name: np.broadcast_to(array, shape).ravel().astype(np.int64) for name, array in arrays.items()}
 
@@ -64,13 +65,15 @@ def estimate_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
     shape, arrays = layouts.flat()
     result = np.full(arrays["zero_stage"].shape, -1, dtype=np.int64)
     held = stages_per_rank(estimator.config.parallelism.schedule, 2)
-    for chosen, (zero_stage, recompute, pipeline, accumulates) in _combinations(arrays):
+    columns = [arrays["zero_stage"], arrays["recompute"], arrays["pipeline_parallel_size"]]
+    columns.append((arrays["gradient_accumulation_steps"] > 1).astype(np.int64))
+    for chosen, (zero_stage, recompute, pipeline, accumulates) in combinations(columns):
         if pipeline * (held if pipeline > 1 else 1) > estimator.spec.num_hidden_layers:
             continue
         result[chosen] = _of_combination(
             estimator,
             {name: array[chosen] for name, array in arrays.items()},
-            settings=_settings(estimator, zero_stage, pipeline),
+            settings=combination_settings(estimator, zero_stage, pipeline),
             recompute=list(RecomputePolicy)[recompute],
             pipeline_parallel_size=pipeline,
             accumulates=bool(accumulates),
@@ -78,10 +81,8 @@ def estimate_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
     return result.reshape(shape)
 
 
-def _combinations(arrays: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-    """Places of the layouts of each combination that occurs, and the combination."""
-    columns = [arrays["zero_stage"], arrays["recompute"], arrays["pipeline_parallel_size"]]
-    columns.append((arrays["gradient_accumulation_steps"] > 1).astype(np.int64))
+def combinations(columns: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+    """Places of each combination of values that occurs in ``columns`` of integers from 0, and the combination."""
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     keys = np.ravel_multi_index(tuple(columns), tuple(sizes))
     order = np.argsort(keys, kind="stable")
@@ -90,7 +91,8 @@ def _combinations(arrays: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, t
         yield chosen, tuple(int(index) for index in np.unravel_index(key, tuple(sizes)))
 
 
-def _settings(estimator: Estimator, zero_stage: int, pipeline_parallel_size: int) -> DeepSpeedSettings:
+def combination_settings(estimator: Estimator, zero_stage: int, pipeline_parallel_size: int) -> DeepSpeedSettings:
+    """The settings of ``estimator``'s run with another ZeRO stage and another number of stages."""
     config = estimator.config
     zero = replace(config.zero, stage=zero_stage)
     parallelism = replace(config.parallelism, pipeline_parallel_size=pipeline_parallel_size)

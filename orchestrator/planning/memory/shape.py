@@ -81,7 +81,7 @@ def _parts(spec: ModelSpec, stage: Stage, tensor_parallel_size: Size) -> Iterato
 
 def largest_parameter(spec: ModelSpec, *, tensor_parallel_size: Size, with_vocabulary: bool = True) -> Size:
     """Elements of the largest tensor on a rank: the token embedding (or the head) where it is held, or a layer's matrix."""
-    in_layer = larger(*_layer_matrices(spec, tensor_parallel_size))
+    in_layer = larger(*layer_matrices(spec, tensor_parallel_size))
     return larger(in_layer, _token_embedding(spec, tensor_parallel_size)) if with_vocabulary else in_layer
 
 
@@ -91,15 +91,15 @@ def _token_embedding(spec: ModelSpec, tensor_parallel_size: Size) -> Size:
 
 def _persistent_in_layer(spec: ModelSpec, tensor_parallel_size: Size, threshold: int) -> Size:
     """Elements of a layer's tensors of at most ``threshold`` elements; its vectors count as hidden_size long."""
-    matrices = _layer_matrices(spec, tensor_parallel_size)
+    matrices = layer_matrices(spec, tensor_parallel_size)
     widths = spec.layer_widths(tensor_parallel_size)
     in_matrices = sum((matrix * (matrix <= threshold) for matrix in matrices), start=0 * matrices[0])
     vectors = layer_parameters(spec, tensor_parallel_size) - layer_matrix_parameters(spec.facts, spec.hidden_size, widths)
     return in_matrices + vectors * (spec.hidden_size <= threshold)
 
 
-def _layer_matrices(spec: ModelSpec, tensor_parallel_size: Size) -> list[Size]:
-    """Elements of each matrix of a layer."""
+def layer_matrices(spec: ModelSpec, tensor_parallel_size: Size) -> list[Size]:
+    """Elements of each matrix of a layer, in the order they are used."""
     widths = spec.layer_widths(tensor_parallel_size)
     hidden, facts = spec.hidden_size, spec.facts
     if facts.fused_query_key_value:

@@ -17,7 +17,8 @@ from tests.benchmarks.published_fit import Fit, fit_of
 from tests.benchmarks.published_rows import Row, read_rows
 from tests.benchmarks.published_shapes import known_shape
 from tests.benchmarks.published_throughput import Run, System, out_of_memory, read_runs, source_of, states_a_run
-from tests.benchmarks.time_accuracy import main
+from tests.benchmarks.time_accuracy import judge, main, summary
+from tests.benchmarks.time_gates import megatron_errors
 from tests.benchmarks.time_statistics import errors, pick, random_regret, rank_correlation, summarize_picks
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "throughput_published.csv"
@@ -166,6 +167,47 @@ class TestPublishedFile:
         runs = [found for found in read_runs(ROWS) if isinstance(found, Run) and out_of_memory(found.row)]
         accepted = [found.row.id for found in runs if fit_of(found) in (Fit.accepted, Fit.unknown)]
         assert accepted == ["bloom-139"]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return judge(ROWS)
+
+
+@pytest.fixture(scope="module")
+def result(outcomes):
+    return summary(outcomes)
+
+
+class TestGates:
+    """Without calibration, on rows that the constants were not chosen on."""
+
+    @pytest.mark.parametrize(
+        ("source", "mean", "mean_scaled"), [("vtrain_multi", 0.15, 0.10), ("vtrain_single", 0.20, 0.12), ("bloom", 0.20, 0.10)]
+    )
+    def test_mean_error(self, result, source, mean, mean_scaled):
+        figures = result["sources"][source]
+        assert figures["predicted"] >= 0.95 * figures["rows"]
+        assert figures["mean"] <= mean
+        assert figures["mean_scaled"] <= mean_scaled
+
+    def test_megatron_of_2021_and_2022(self, outcomes):
+        mean, mean_scaled = megatron_errors(outcomes)
+        assert mean is not None and mean_scaled is not None
+        assert (mean <= 0.10, mean_scaled <= 0.04) == (True, True)
+
+    def test_the_layout_that_is_picked(self, result):
+        several, single = result["groups"]["vtrain_multi"], result["groups"]["vtrain_single"]
+        assert several["regret_max"] <= 0.05
+        assert single["regret_mean"] <= 0.05
+        assert single["top3"] >= 0.8
+
+    def test_the_best_measured_layout_of_bloom_is_among_the_first_three(self, result):
+        assert result["groups"]["bloom"]["top3"] == 1
+
+    def test_rows_that_ran_are_not_refused(self, result):
+        ran = result["memory"]["ran"]
+        assert ran["refused"] <= 0.05 * ran["rows"]
 
 
 class TestStrangeFiles:

@@ -13,7 +13,7 @@ from orchestrator.config.enums import Objective, OffloadDevice, PipelineSchedule
 from orchestrator.config.schema import RunConfig
 from orchestrator.planning import search as search_module
 from orchestrator.planning.plan import make_plan
-from orchestrator.planning.search import SearchResult, chosen_values, configured, plan_time, search
+from orchestrator.planning.search import SearchResult, chosen_values, configured, search
 from orchestrator.planning.search_bounds import combination_bytes, combination_seconds
 from orchestrator.planning.search_space import (
     Combination,
@@ -89,7 +89,8 @@ def test_no_choice_is_better_than_the_best(memory_gib):
             other = configured(config, {**values, "cluster.hosts": 1})
             plan = make_plan(other, hosts=None, machine_memory_bytes=MACHINE)
             if plan.fits and not plan.fits_narrowly:
-                assert plan_time(other, plan).step_seconds >= best * (1 - 1e-9), values
+                assert plan.time is not None
+                assert plan.time.step_seconds >= best * (1 - 1e-9), values
 
 
 def test_bounds_of_arrays_are_the_plans_own_figures():
@@ -106,9 +107,9 @@ def test_bounds_of_arrays_are_the_plans_own_figures():
         choice = combination.choice(index)
         own = configured(config, {**choice.values, "cluster.hosts": choice.hosts})
         alone = make_plan(own, hosts=None, machine_memory_bytes=MACHINE)
-        if alone.memory is None:
+        if alone.memory is None or alone.time is None:
             continue
-        exact = plan_time(own, alone).step_seconds
+        exact = alone.time.step_seconds
         if choice.schedule is PipelineSchedule.dual_pipe_v:
             assert bounds[index] <= exact * (1 + 1e-9)
         else:
@@ -128,17 +129,16 @@ def test_slower_combinations_are_never_faster():
             assert np.all(combination_seconds(config, plan.model, plan.cluster, slower) >= bound * (1 - 1e-9))
 
 
-@pytest.mark.parametrize("memory_gib", [8.0, 20.0])
-@pytest.mark.parametrize("sequence_length", [1024, 8192])
+@pytest.mark.parametrize(("memory_gib", "sequence_length"), [(8.0, 1024), (20.0, 8192)])
 def test_twice_the_hosts_are_never_slower(memory_gib, sequence_length):
     changes = {"cluster__device_memory_gib": memory_gib, "data__sequence_length": sequence_length}
     changes |= {"model__max_position_embeddings": sequence_length, "cluster__network_gbps": 1.0}
-    times = [seconds(searched(planned_config(cluster__hosts=hosts, **changes))) for hosts in (1, 2, 4, 8)]
+    times = [seconds(searched(planned_config(cluster__hosts=hosts, **changes))) for hosts in (1, 2, 4)]
     assert times == sorted(times, reverse=True)
 
 
 def test_more_memory_is_never_slower():
-    times = [seconds(searched(planned_config(cluster__device_memory_gib=size))) for size in (6.0, 8.0, 12.0, 24.0, 48.0)]
+    times = [seconds(searched(planned_config(cluster__device_memory_gib=size))) for size in (6.0, 10.0, 40.0)]
     assert times == sorted(times, reverse=True)
 
 
@@ -156,7 +156,7 @@ def test_every_plan_that_is_shown_passes_validate(memory_gib):
 def test_the_order_of_the_candidates_does_not_change_the_answer(monkeypatch):
     config = planned_config(cluster__hosts=2)
     first = searched(config)
-    for seed in range(3):
+    for seed in range(2):
         shuffled = random.Random(seed)
 
         def in_another_order(*arguments: Any, shuffled: random.Random = shuffled, **named: Any) -> list[Combination]:
@@ -221,14 +221,14 @@ def test_the_cheapest_plan_takes_no_more_device_seconds_than_the_fastest():
 
 
 def test_fewest_hosts_is_the_first_number_that_fits():
-    config = planned_config(cluster__hosts=8, cluster__device_memory_gib=3.2, cluster__host_memory_gib=8.0)
+    config = planned_config(cluster__hosts=8, cluster__device_memory_gib=2.6)
     config.planner.objective = Objective.fewest_hosts
+    config.planner.fix.optimizer_device = OffloadDevice.none
+    config.planner.fix.recompute = RecomputePolicy.full
     best = searched(config).best
     assert best is not None
-    for hosts in (1, 2, 4):
-        if hosts < best.choice.hosts:
-            smaller = replace(config, cluster=replace(config.cluster, hosts=hosts))
-            assert searched(smaller).best is None
+    assert best.choice.hosts == 4
+    assert searched(replace(config, cluster=replace(config.cluster, hosts=2))).best is None
 
 
 def test_what_cannot_fit_says_which_capacity_forbids_it():
@@ -246,14 +246,10 @@ def test_what_cannot_fit_says_which_capacity_forbids_it():
     ],
 )
 def test_what_no_choice_can_mend_is_said_at_once(changes, rule):
-    result = searched(replace(planned_config(), **{}) if not changes else _changed(changes))
-    assert result.best is None
-    assert rule in {finding.rule for finding in result.findings}
-
-
-def _changed(changes: dict[str, Any]) -> RunConfig:
     config = planned_config()
     for name, value in changes.items():
         group, field = name.split("__")
         setattr(getattr(config, group), field, value)
-    return config
+    result = searched(config)
+    assert result.best is None
+    assert rule in {finding.rule for finding in result.findings}
