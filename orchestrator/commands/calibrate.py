@@ -16,8 +16,8 @@ from orchestrator.config.enums import Accelerator
 from orchestrator.config.schema import ClusterConfig, RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.planning.calibration.cpu import MEASURED_SPREAD, SPREAD, with_guessed_speeds
-from orchestrator.planning.calibration.fit import Calibration, MeasuredStep, fit_constants
+from orchestrator.planning.calibration.cpu import GUESSED, MEASURED, with_guessed_speeds
+from orchestrator.planning.calibration.fit import Calibration, MeasuredStep, Trust, fit_constants
 from orchestrator.planning.calibration.preset import calibrated_preset
 from orchestrator.planning.cluster_spec import ClusterSpec, cluster_spec_from_config
 from orchestrator.planning.cost.speeds import missing_facts
@@ -45,7 +45,7 @@ class _Basis:
     config: ClusterConfig
     runs: tuple[MeasuredStep, ...]
     cores_per_host: int | None
-    spread: float | None
+    trust: Trust
     is_guess: bool
 
     @property
@@ -87,7 +87,7 @@ def run(config: RunConfig, names: Sequence[str], *, config_dir: Path | None, ech
 
 def _fitted(runs: Sequence[FinishedRun], config: RunConfig, file: PresetFile, measurement: Measurement | None) -> CommandResult:
     basis = _basis(runs, config.cluster if measurement is None else measurement.cluster)
-    calibration = fit_constants(basis.runs, spread=basis.spread)
+    calibration = fit_constants(basis.runs, basis.trust)
     preset = calibrated_preset(basis.config, basis.cluster, calibration.factors, cores_per_host=basis.cores_per_host)
     file.write(preset, {**runs[0].stack, "runs": len(runs)})
     payload = {
@@ -138,13 +138,13 @@ def _basis(runs: Sequence[FinishedRun], given: ClusterConfig) -> _Basis:
     config = runs[0].config.cluster
     lacking = [missing_facts(run.cluster, run.measured.step.settings.dtype) for run in runs]
     is_cpu = config.accelerator is Accelerator.cpu
-    spread = MEASURED_SPREAD if is_cpu else None
+    trust = MEASURED if is_cpu else Trust()
     if not any(lacking):
         return _Basis(
             config=config,
             runs=tuple(run.measured for run in runs),
             cores_per_host=config.cores_per_host,
-            spread=spread,
+            trust=trust,
             is_guess=False,
         )
     if not is_cpu:
@@ -154,10 +154,10 @@ def _basis(runs: Sequence[FinishedRun], given: ClusterConfig) -> _Basis:
     seen = [_as_given(run, given) for run in runs]
     if all(step is not None for step in seen):
         steps = tuple(step for step in seen if step is not None)
-        return _Basis(config=given, runs=steps, cores_per_host=given.cores_per_host, spread=spread, is_guess=False)
+        return _Basis(config=given, runs=steps, cores_per_host=given.cores_per_host, trust=trust, is_guess=False)
     cores = _cores_per_host(runs)
     guessed = tuple(_with_cluster(run, with_guessed_speeds(run.cluster, _dtype(run), threads=_threads(run))) for run in runs)
-    return _Basis(config=config, runs=guessed, cores_per_host=cores, spread=SPREAD, is_guess=True)
+    return _Basis(config=config, runs=guessed, cores_per_host=cores, trust=GUESSED, is_guess=True)
 
 
 def _as_given(run: FinishedRun, given: ClusterConfig) -> MeasuredStep | None:

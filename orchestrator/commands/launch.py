@@ -16,6 +16,7 @@ from rich.text import Text
 from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.planned import plan_run
+from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import HOST_NOT_READY, INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.load import run_config_from_dict
@@ -259,7 +260,8 @@ def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
         return CommandResult(exit_code=INTERRUPTED, payload={"status": "interrupted", **payload}, text=report)
     if outcome.exit_code == 0 and result is not None:
         report = text.result_report(result, attempt.path)
-        return CommandResult(exit_code=OK, payload={"status": "completed", **payload}, text=report, metric=result["metric"])
+        done = CommandResult(exit_code=OK, payload={"status": "completed", **payload}, text=report, metric=result["metric"])
+        return with_receipt(done, attempt)
     failures = attempt.failures
     reason = failures[0]["error"] if failures else meaning(outcome.exit_code)
     if outcome.exit_code == 0 and not failures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestrator.config.enums import Accelerator, Precision
+from orchestrator.planning.calibration.fit import Trust
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.cost.speeds import missing_facts
 from orchestrator.planning.device_speeds import DeliveredSpeed
@@ -15,9 +16,9 @@ CORE_FLOPS = 50e9
 CORE_BANDWIDTH = 5 * GB
 LINK_BANDWIDTH = 1 * GB
 """Between two processes of a host, through gloo."""
-SPREAD = 1.5
-"""How far off such a guess may be: a factor of 4.5 is one standard deviation."""
-MEASURED_SPREAD = 0.5
+GUESSED = Trust(together=1.5, alone=0.7)
+"""How far off such a guess may be: a factor of 4.5 is one standard deviation, of 2 between one constant and the others."""
+MEASURED = Trust(together=0.4, alone=0.4)
 """The same of a CPU that was measured or calibrated: its processes also share caches and memory."""
 _SPEED = DeliveredSpeed(
     matmul_efficiency=1.0,

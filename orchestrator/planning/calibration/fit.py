@@ -2,7 +2,8 @@
 
 The unknowns are the logarithms of the factors on the constants; the residuals are those of predicted over measured seconds, in
 units of what a measurement and the model are expected to be wrong by. A factor that the runs say nothing of stays 1: each is
-held by a spring as strong as the preset is trusted (a Gaussian prior), so a few runs decide a few constants and no more.
+held by a spring as strong as the preset is trusted (a Gaussian prior), so a few runs decide a few constants and no more. Where
+speeds are a guess, all may be slower or faster together by much more than one may differ from the others.
 Huber's weights bound what a single odd run can do (Huber 1964, "Robust estimation of a location parameter");
 Levenberg-Marquardt steps with a numeric Jacobian find the minimum.
 """
@@ -25,10 +26,13 @@ MODEL_ERROR = 0.05
 HUBER = 1.5
 """Residuals beyond so many standard deviations count linearly."""
 LEAST_KNOWLEDGE = 0.5
-"""A constant counts as determined if the runs took away this share of what was open about it (of the prior's variance)."""
+"""A constant counts as determined if the runs took away this share of what was open about it (of its variance)."""
+_LEAST_WEIGHT = 1e-6
 _STEP = 1e-3
 _MOST_ITERATIONS = 200
 _FARTHEST = math.log(1e4)
+SLOWER = np.array([1.0 if constant.fields[0].endswith("_seconds") else -1.0 for constant in CONSTANTS])
+"""How the logarithms of the constants change when everything takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +55,15 @@ class FittedConstant:
     constant: Constant
     before: float
     after: float
+    weight: float
+    """The largest share of a run's step that is proportional to it."""
     knowledge: float
     """0: the runs said nothing of it; 1: they alone decide it."""
 
     @property
     def is_used(self) -> bool:
         """Whether any of the runs depends on it at all."""
-        return self.knowledge > 0.01
+        return self.weight > _LEAST_WEIGHT
 
     @property
     def is_determined(self) -> bool:
@@ -85,24 +91,36 @@ def predicted_seconds(run: MeasuredStep, factors: Mapping[str, float]) -> float:
     return float(step_parts(step, run.partition).seconds)
 
 
-def fit_constants(runs: Sequence[MeasuredStep], *, spread: float | None = None) -> Calibration:
-    """Fit the constants to ``runs``, whose clusters differ in nothing but their size.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far constants may be from where they start: standard deviations of their logarithms."""
 
-    ``spread`` says how far off all constants may be (see ``Constant.spread``) where they are no more than a guess.
-    """
-    problem = _Problem(runs, spread)
+    together: float = 0.0
+    """All of them slower, or all faster."""
+    alone: float | None = None
+    """Each for itself; None = ``Constant.spread``."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether shares are those of a label, which they cannot exceed."""
+        return self.alone is None
+
+
+def fit_constants(runs: Sequence[MeasuredStep], trust: Trust | None = None) -> Calibration:
+    """Fit the constants to ``runs``, whose clusters differ in nothing but their size; ``trust`` None = that in a preset."""
+    problem = _Problem(runs, trust or Trust())
     at_preset = np.zeros(len(CONSTANTS))
-    # all speeds k times slower: where a guess is off by orders of magnitude, the springs alone would lead astray
+    # where a guess is off by orders of magnitude, the search begins with all speeds as much slower as the runs are
     slower = float(np.median(-problem.log_ratios(at_preset)))
-    starts = [at_preset, at_preset + slower * problem.signs] if spread is not None else [at_preset]
-    found = min((problem.minimum(start) for start in starts), key=problem.cost)
-    knowledge = problem.knowledge(found)
-    factors = problem.factors(found)
+    found = min((problem.minimum(start) for start in (at_preset, slower * SLOWER)), key=problem.cost)
+    knowledge, weights, factors = problem.knowledge(found), problem.weights(found), problem.factors(found)
     cluster = runs[0].step.cluster
     constants = []
-    for constant, known in zip(CONSTANTS, knowledge, strict=True):
+    for index, constant in enumerate(CONSTANTS):
         before = constant_value(cluster, constant)
-        fitted = FittedConstant(constant=constant, before=before, after=before, knowledge=float(known))
+        fitted = FittedConstant(
+            constant=constant, before=before, after=before, weight=float(weights[index]), knowledge=float(knowledge[index])
+        )
         constants.append(replace(fitted, after=before * factors[constant.name]) if fitted.is_used else fitted)
     calibration = Calibration(constants=tuple(constants), predicted_before=(), predicted_after=())
     return replace(
@@ -115,18 +133,16 @@ def fit_constants(runs: Sequence[MeasuredStep], *, spread: float | None = None) 
 class _Problem:
     """Residuals and cost as functions of the logarithms of the factors."""
 
-    def __init__(self, runs: Sequence[MeasuredStep], spread: float | None) -> None:
+    def __init__(self, runs: Sequence[MeasuredStep], trust: Trust) -> None:
         self._runs = runs
         self._measured = np.log([run.seconds for run in runs])
         self._errors = np.array([math.hypot(MODEL_ERROR, run.relative_error) for run in runs])
-        self._spreads = np.array([constant.spread if spread is None else spread for constant in CONSTANTS])
+        self._alone = np.array([constant.spread if trust.alone is None else trust.alone for constant in CONSTANTS])
+        self._springs = np.linalg.inv(np.diag(self._alone**2) + trust.together**2 * np.outer(SLOWER, SLOWER))
         self._highest = np.full(len(CONSTANTS), _FARTHEST)
-        if spread is None:
-            for index, constant in enumerate(CONSTANTS):
-                if constant.is_share:
-                    self._highest[index] = max(0.0, -math.log(constant_value(runs[0].step.cluster, constant)))
-        self.signs = np.array([1.0 if constant.fields[0].endswith("_seconds") else -1.0 for constant in CONSTANTS])
-        """How the constants change when everything takes longer."""
+        for index, constant in enumerate(CONSTANTS):
+            if trust.is_bounded and constant.is_share:
+                self._highest[index] = max(0.0, -math.log(constant_value(runs[0].step.cluster, constant)))
 
     def factors(self, logs: np.ndarray) -> dict[str, float]:
         return {constant.name: float(np.exp(value)) for constant, value in zip(CONSTANTS, logs, strict=True)}
@@ -139,16 +155,16 @@ class _Problem:
     def cost(self, logs: np.ndarray) -> float:
         residuals = np.abs(self.log_ratios(logs) / self._errors)
         of_runs = np.where(residuals <= HUBER, residuals**2, 2 * HUBER * residuals - HUBER**2)
-        return float(of_runs.sum() + ((logs / self._spreads) ** 2).sum())
+        return float(of_runs.sum() + logs @ self._springs @ logs)
 
     def minimum(self, logs: np.ndarray) -> np.ndarray:
         """Levenberg-Marquardt from ``logs``, inside the bounds."""
         damping, cost = 1e-2, self.cost(logs)
         for _ in range(_MOST_ITERATIONS):
             ratios, jacobian = self.log_ratios(logs), self._jacobian(logs)
-            weights = self._weights(ratios)
-            normal = jacobian.T @ (weights[:, None] * jacobian) + np.diag(self._spreads**-2.0)
-            gradient = jacobian.T @ (weights * ratios) + logs / self._spreads**2
+            weights = self._robust_weights(ratios)
+            normal = jacobian.T @ (weights[:, None] * jacobian) + self._springs
+            gradient = jacobian.T @ (weights * ratios) + self._springs @ logs
             step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             tried = np.clip(logs - step, -_FARTHEST, self._highest)
             new_cost = self.cost(tried)
@@ -164,12 +180,16 @@ class _Problem:
         return logs
 
     def knowledge(self, logs: np.ndarray) -> np.ndarray:
-        """Of each constant, the share of the prior's variance that the runs removed."""
+        """Of each constant, the share of its own variance that the runs removed."""
         jacobian = self._jacobian(logs)
-        normal = jacobian.T @ (self._weights(self.log_ratios(logs))[:, None] * jacobian) + np.diag(self._spreads**-2.0)
-        return np.asarray(1 - np.diag(np.linalg.inv(normal)) / self._spreads**2)
+        normal = jacobian.T @ (self._robust_weights(self.log_ratios(logs))[:, None] * jacobian) + self._springs
+        return np.asarray(np.maximum(0.0, 1 - np.diag(np.linalg.inv(normal)) / self._alone**2))
 
-    def _weights(self, ratios: np.ndarray) -> np.ndarray:
+    def weights(self, logs: np.ndarray) -> np.ndarray:
+        """Of each constant, the largest share of a run's step that is proportional to it, or to its inverse."""
+        return np.asarray(np.abs(self._jacobian(logs)).max(axis=0))
+
+    def _robust_weights(self, ratios: np.ndarray) -> np.ndarray:
         residuals = np.abs(ratios / self._errors)
         return np.asarray(np.minimum(1, HUBER / np.maximum(residuals, 1e-12)) / self._errors**2)
 

@@ -24,12 +24,12 @@ class AllReduce:
 
 
 def all_reduce_of(entries: Sequence[Mapping[str, float]]) -> AllReduce | None:
-    """The all-reduce over most ranks: latency of the smallest message, bandwidth of the largest beside it."""
+    """The all-reduce over most ranks: the shortest time is its latency, the largest message beside that its bandwidth."""
     if not entries:
         return None
     ranks = int(max(entry["ranks"] for entry in entries))
     own = sorted((entry for entry in entries if entry["ranks"] == ranks), key=lambda entry: entry["bytes"])
-    latency, largest = float(own[0]["seconds"]), own[-1]
+    latency, largest = float(min(entry["seconds"] for entry in own)), own[-1]
     sent = bytes_sent_per_rank(Collective.all_reduce, size_bytes=largest["bytes"], num_ranks=ranks)
     return AllReduce(
         ranks=ranks, latency=latency, bandwidth=float(sent / max(largest["seconds"] - latency, 0.1 * largest["seconds"]))
