@@ -110,9 +110,11 @@ def fit_constants(runs: Sequence[MeasuredStep], trust: Trust | None = None) -> C
     """Fit the constants to ``runs``, whose clusters differ in nothing but their size; ``trust`` None = that in a preset."""
     problem = _Problem(runs, trust or Trust())
     at_preset = np.zeros(len(CONSTANTS))
-    # where a guess is off by orders of magnitude, the search begins with all speeds as much slower as the runs are
-    slower = float(np.median(-problem.log_ratios(at_preset)))
-    found = min((problem.minimum(start) for start in (at_preset, slower * SLOWER)), key=problem.cost)
+    starts = [at_preset]
+    if trust is not None and trust.together:
+        # a guess may be off by orders of magnitude: begin with all speeds as much slower as the runs are
+        starts.append(float(np.median(-problem.log_ratios(at_preset))) * SLOWER)
+    found = min((problem.minimum(start) for start in starts), key=problem.cost)
     knowledge, weights, factors = problem.knowledge(found), problem.weights(found), problem.factors(found)
     cluster = runs[0].step.cluster
     constants = []
