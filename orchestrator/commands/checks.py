@@ -55,6 +55,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
     "plan": (
         ("plan-batch", _E, "the global batch that a plan is made for is known"),
         ("plan-speeds", _E, "the cluster says how fast its devices and links are"),
+        ("plan-space", _E, "some choice has what planner.fix asks for"),
         ("plan-hosts", _E, "the numbers of hosts to compare are a range or a list"),
         ("plan-file", _E, "the experiment that a plan is written to is a new file in a folder called experiment"),
     ),

@@ -42,7 +42,7 @@ class PlannerConfig:
     objective: Objective = Objective.time
     """plan: time = the fastest step, hosts may stay idle; cost = fewest device hours; fewest_hosts = the least that fits."""
     hosts: str | None = None
-    """plan: numbers of hosts to compare, ``1..64`` (powers of two between them) or ``4,8,12``; null = those of the cluster."""
+    """plan: numbers of hosts to compare, ``1..64`` (powers of two between them) or ``'4,8,12'``; null = no comparison."""
     tokens: float = 1e12
     """plan: tokens of the whole training, for its days and device hours."""
     fix: PlannerFix = field(default_factory=PlannerFix)

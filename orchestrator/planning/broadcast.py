@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from orchestrator.planning.parameters import Size
 
 
@@ -24,3 +28,8 @@ def smaller(first: Size, *others: Size) -> Size:
 def choose(condition: Size, first: Size, second: Size) -> Size:
     """``first`` where ``condition`` (booleans) holds, else ``second``."""
     return second + (first - second) * condition
+
+
+def doublings(size: Size) -> Size:
+    """The logarithm to base 2."""
+    return np.log2(size) if isinstance(size, np.ndarray) else math.log2(size)

@@ -26,6 +26,7 @@ from orchestrator.planning.parameter_names import trainable_shares
 from orchestrator.planning.partition import BALANCED, Partition, partition_layers, stages_per_rank
 from orchestrator.planning.rules.check import check_rules, forbids_estimate
 from orchestrator.planning.rules.registry import RuleContext
+from orchestrator.planning.schedule import Schedule, unmet_condition
 
 Verdict = Literal["feasible", "infeasible", "invalid"]
 
@@ -113,7 +114,7 @@ def make_plan(
             findings += frozen_stage_findings(partition, estimator.trainable_shares)
         memory = estimator.estimate(partition)
         findings += capacity_findings(config, layout, memory)
-        time_unknown = missing_facts(cluster, settings.dtype)
+        time_unknown = _time_unknown(estimator)
         time = None if time_unknown else step_time(training_step(estimator), partition)
     return Plan(
         model=model,
@@ -183,6 +184,19 @@ def _partition(estimator: Estimator) -> Partition:
         method=parallelism.partition_method,
         boundaries=parallelism.partition_boundaries,
         stages_per_rank=held,
+    )
+
+
+def _time_unknown(estimator: Estimator) -> str | None:
+    """Why the run has no time: facts of the cluster are missing, or its schedule cannot be made."""
+    layout = estimator.layout
+    missing = missing_facts(estimator.cluster, estimator.settings.dtype)
+    if missing is not None or layout.pipeline_parallel_size == 1:
+        return missing
+    return unmet_condition(
+        Schedule(estimator.config.parallelism.schedule.value),
+        num_stages=layout.pipeline_parallel_size,
+        micro_batches=layout.gradient_accumulation_steps,
     )
 
 

@@ -57,6 +57,7 @@ class Candidate:
     time: StepTime
     score: float
     """What the objective makes least: seconds, or device seconds."""
+    leaves_hosts_idle: bool
 
     @property
     def num_devices(self) -> int:
@@ -121,11 +122,11 @@ def search(config: RunConfig, *, hosts: Sequence[Host] | None, machine_memory_by
         train_batch_size=global_batch(config, base),
         unrelated=frozenset(unrelated_errors(base)),
     )
-    for counts in _host_sets(config, base.cluster):
-        walk.run(counts)
+    for devices in _host_sets(config, base.cluster):
+        walk.run(devices)
         if walk.found:
             break
-    return walk.result()
+    return walk.result() if walk.num_choices else _nothing([_empty_space(base.cluster, walk.train_batch_size)])
 
 
 def global_batch(config: RunConfig, plan: Plan) -> int:
@@ -170,12 +171,21 @@ def _problems(config: RunConfig, plan: Plan) -> Iterator[Finding]:
         yield error("plan-speeds", "cluster", lacking, "give them, or take a cluster preset that has them")
 
 
-def _host_sets(config: RunConfig, cluster: ClusterSpec) -> list[list[int]]:
-    """Numbers of hosts that are searched together; the next only if those before have no plan."""
+def _host_sets(config: RunConfig, cluster: ClusterSpec) -> list[dict[int, int]]:
+    """Numbers of hosts with their devices that are searched together; the next set only if those before have no plan."""
+    available = len(cluster.hosts)
     if len({host.slots for host in cluster.hosts}) > 1:
-        return [[len(cluster.hosts)]]
-    counts = host_counts(len(cluster.hosts))
-    return [[number] for number in reversed(counts)] if config.planner.objective is Objective.fewest_hosts else [counts]
+        return [{available: cluster.num_devices}]
+    devices = {number: number * cluster.devices_per_host for number in host_counts(available)}
+    if config.planner.objective is Objective.fewest_hosts:
+        return [{number: devices[number]} for number in reversed(devices)]
+    return [devices]
+
+
+def _empty_space(cluster: ClusterSpec, batch: int) -> Finding:
+    """Not one choice was there to be tried."""
+    problem = f"no split of {cluster.num_devices} devices and {batch} sequences has what planner.fix asks for"
+    return error("plan-space", "planner.fix", problem, "pin less, or sizes that divide heads, devices and sequences")
 
 
 def _nothing(findings: Sequence[Finding]) -> SearchResult:
@@ -216,12 +226,10 @@ class _Walk:
     num_choices: int = 0
     num_planned: int = 0
 
-    def run(self, counts: Sequence[int]) -> None:
-        """Search these numbers of hosts."""
+    def run(self, devices: Mapping[int, int]) -> None:
+        """Search these numbers of hosts, which have so many devices together."""
         self.waiting.clear()
-        combinations = fastest_combinations(
-            self.config, self.spec, hosts=counts, slots=self._slots, train_batch_size=self.train_batch_size
-        )
+        combinations = fastest_combinations(self.config, self.spec, devices=devices, train_batch_size=self.train_batch_size)
         for combination in combinations:
             self._wait(0.0, partial(self._price, combination))
         while self.waiting and not self._is_done(self.waiting[0][0]):
@@ -243,10 +251,6 @@ class _Walk:
             findings=tuple(self.unrelated),
         )
 
-    @property
-    def _slots(self) -> int:
-        return self.cluster.devices_per_host
-
     def _wait(self, bound: float, then: Callable[[], None], *, finished: Choice | None = None) -> None:
         """Do ``then`` when nothing with a smaller bound is left; what is finished comes after the rest with its bound."""
         order = () if finished is None else finished.order
@@ -261,7 +265,7 @@ class _Walk:
     def _price(self, combination: Combination) -> None:
         """Bounds of a combination, which are also bounds of those that are slower."""
         seconds = combination_seconds(self.config, self.spec, self.cluster, combination)
-        scores = self._scores(seconds, combination.hosts)
+        scores = self._scores(seconds, combination)
         bound = float(scores.min())
         for slower in slower_combinations(self.config, combination):
             self._wait(bound, partial(self._price, slower))
@@ -269,8 +273,10 @@ class _Walk:
             self.num_choices += combination.num_choices
             self._wait(bound, partial(self._fit, combination, scores))
 
-    def _scores(self, seconds: np.ndarray, hosts: np.ndarray) -> np.ndarray:
-        return seconds * hosts * self._slots if self.config.planner.objective is Objective.cost else seconds
+    def _scores(self, seconds: np.ndarray, combination: Combination) -> np.ndarray:
+        if self.config.planner.objective is not Objective.cost:
+            return seconds
+        return np.asarray(seconds * combination.num_devices)
 
     def _fit(self, combination: Combination, scores: np.ndarray) -> None:
         """Leave out what does not fit the devices."""
@@ -337,7 +343,14 @@ class _Walk:
         time = plan.time
         assert plan.layout is not None and time is not None
         weight = plan.layout.world_size if config.planner.objective is Objective.cost else 1
-        return Candidate(choice=choice, config=config, plan=plan, time=time, score=time.step_seconds * weight)
+        return Candidate(
+            choice=choice,
+            config=config,
+            plan=plan,
+            time=time,
+            score=time.step_seconds * weight,
+            leaves_hosts_idle=choice.hosts < len(self.cluster.hosts),
+        )
 
     def _balanced(self, candidate: Candidate) -> Candidate:
         """The candidate with stages balanced by time and memory, where they are faster."""
@@ -359,11 +372,19 @@ def chosen_values(config: RunConfig, candidate: Candidate) -> dict[str, Any]:
     """The options that make ``config`` the candidate's run."""
     values = dict(candidate.choice.values)
     values[PARTITION_METHOD] = candidate.config.parallelism.partition_method
-    if config.cluster.hostfile is None and config.cluster.hosts != candidate.choice.hosts:
+    named = config.cluster.hostfile is not None or config.cluster.include is not None or config.cluster.exclude is not None
+    if named and candidate.leaves_hosts_idle:
+        assert candidate.plan.cluster is not None
+        values["cluster.include"] = "@".join(map(_filter_entry, candidate.plan.cluster.hosts))
+        values["cluster.exclude"] = None
+    elif candidate.leaves_hosts_idle:
         values["cluster.hosts"] = candidate.choice.hosts
-    elif candidate.plan.cluster is not None and config.cluster.hostfile is not None:
-        values["cluster.include"] = "@".join(host.name for host in candidate.plan.cluster.hosts)
     return values
+
+
+def _filter_entry(host: Host) -> str:
+    """A host as ``cluster.include`` names it."""
+    return host.name if host.devices is None else f"{host.name}:{','.join(map(str, host.devices))}"
 
 
 def configured(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

@@ -1,7 +1,8 @@
 """What a search chooses among: layouts, ZeRO, offload, schedules, recomputation, for one model, cluster and global batch.
 
 GPipe is left out unless it is asked for: it is never faster than 1F1B and never holds less. Of the hosts all are used, or half
-of them, a quarter, ..., so that twice the hosts never do worse.
+of them, a quarter, ..., so that twice the hosts never do worse. The optimization stays the same whatever is chosen: the global
+batch, and the format that gradients are added up in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, RecomputePolicy
 from orchestrator.config.schema import RunConfig
+from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import UNIFORM, stages_per_rank
 
@@ -103,6 +105,11 @@ class Combination:
         """Their number."""
         return len(self.micro_batch)
 
+    @property
+    def num_devices(self) -> np.ndarray:
+        """Devices that each of them uses."""
+        return np.asarray(self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size)
+
     def choice(self, index: int) -> Choice:
         """One of them."""
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -116,15 +123,15 @@ def host_counts(available: int) -> list[int]:
 
 
 def fastest_combinations(
-    config: RunConfig, spec: ModelSpec, *, hosts: Sequence[int], slots: int, train_batch_size: int
+    config: RunConfig, spec: ModelSpec, *, devices: Mapping[int, int], train_batch_size: int
 ) -> Iterator[Combination]:
     """Those of the space that no ``slower_combinations`` of another one reach.
 
-    The space is that of these numbers of hosts, which have ``slots`` devices each, narrowed by ``planner.fix``.
+    The space is that of these numbers of hosts, with so many devices together, narrowed by ``planner.fix``.
     """
     fix = config.planner.fix
     first: dict[str, Any] = {"optimizer_device": NONE, "param_device": NONE, "recompute": RECOMPUTE[0]}
-    for (pipeline, splits), sizes in _sizes(config, spec, hosts, slots, train_batch_size).items():
+    for (pipeline, splits), sizes in _sizes(config, spec, devices, train_batch_size).items():
         for schedule in _schedules(config, pipeline):
             fits = _fits_schedule(schedule, pipeline, spec, sizes)
             arrays = dict(zip(SIZES, sizes[:, fits], strict=True))
@@ -133,7 +140,7 @@ def fastest_combinations(
             for sequence in (False, True) if splits else (False,):
                 if splits and fix.sequence_parallel not in (None, sequence):
                     continue
-                for stage in range(2 if pipeline > 1 else 4):
+                for stage in _zero_stages(config, pipeline):
                     if fix.zero_stage in (None, stage):
                         yield Combination(
                             pipeline_parallel_size=pipeline,
@@ -167,15 +174,13 @@ def is_wanted(config: RunConfig, combination: Combination) -> bool:
     return all(wanted in (None, value) for wanted, value in pinned)
 
 
-def _sizes(
-    config: RunConfig, spec: ModelSpec, hosts: Sequence[int], slots: int, batch: int
-) -> Mapping[tuple[int, bool], np.ndarray]:
+def _sizes(config: RunConfig, spec: ModelSpec, devices: Mapping[int, int], batch: int) -> Mapping[tuple[int, bool], np.ndarray]:
     """Of each number of stages, with and without tensor parallelism: (hosts, tensor, data, micro-batch, accumulation)."""
     found: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
-    for count in hosts:
-        for tensor in _tensor_sizes(spec, count * slots):
-            for pipeline in divisors(count * slots // tensor):
-                data, rest = divmod(count * slots, tensor * pipeline)
+    for count, total in devices.items():
+        for tensor in _tensor_sizes(spec, total):
+            for pipeline in divisors(total // tensor):
+                data, rest = divmod(total, tensor * pipeline)
                 if rest or pipeline > spec.num_hidden_layers or batch % data:
                     continue
                 for micro in divisors(batch // data):
@@ -215,6 +220,14 @@ def _fits_schedule(schedule: PipelineSchedule, pipeline: int, spec: ModelSpec, s
         return np.ones(sizes.shape[1], dtype=bool)
     enough = sizes[SIZES.index("micro_batches")] >= 2 * pipeline
     return np.asarray(enough & (2 * pipeline <= spec.num_hidden_layers))
+
+
+def _zero_stages(config: RunConfig, pipeline: int) -> range:
+    """A pipeline goes with stages 0 and 1. Stage 0 only where it adds gradients up in the same format as the others."""
+    stages = (resolve_settings(replace(config, zero=replace(config.zero, stage=stage))) for stage in (0, 1))
+    keeps_format = len({settings.grad_accum_dtype for settings in stages}) == 1
+    lowest = 0 if keeps_format or config.planner.fix.zero_stage == 0 else 1
+    return range(lowest, 2 if pipeline > 1 else 4)
 
 
 def _can_offload(config: RunConfig, stage: int, optimizer: OffloadDevice, param: OffloadDevice) -> bool:

@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.planning.cost.step_time import StepTime
-from orchestrator.units import format_count
 
 _LEAST_SHARE = 0.001
 """Components below this share of the step are in the JSON alone."""
@@ -37,7 +36,7 @@ def time_report(time: StepTime | None, unknown: str | None) -> list[RenderableTy
 
 def time_line(time: StepTime) -> str:
     """The figures of a step in one line."""
-    per_device = f"{format_count(time.tokens_per_second_per_device)} tokens/s per device"
+    per_device = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device"
     shares = f"{time.model_flops_utilization:.1%} of the peak (MFU), {time.bubble_fraction:.1%} pipeline bubble"
     return f"predicted: {format_duration(time.step_seconds)} a step, {per_device}, {shares}"
 

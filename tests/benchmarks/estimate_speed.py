@@ -1,7 +1,7 @@
 """How fast the planner estimates: ``python -m tests.benchmarks.estimate_speed``.
 
-One full estimate of GPT-3 175B on 1,024 GPUs (every stage, every phase, every host) in a warm process, and 100,000 layouts of
-it in one call with arrays.
+One full estimate of GPT-3 175B on 1,024 GPUs (every stage, every phase, every host) in a warm process, the time of its step,
+and layouts of it by the hundred thousand in one call with arrays. Seconds of processor time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from orchestrator.config.enums import RecomputePolicy
 from orchestrator.config.load import load_config
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.cluster_spec import cluster_spec_from_config
+from orchestrator.planning.cost.many import step_seconds_many
+from orchestrator.planning.cost.step_time import step_time
+from orchestrator.planning.cost.training_step import training_step
 from orchestrator.planning.layout import layout_from_config
 from orchestrator.planning.memory.estimate import Estimator
 from orchestrator.planning.memory.many import Layouts, estimate_many
@@ -64,23 +68,41 @@ def random_layouts(count: int, *, seed: int = 0, most_stages: int = 16) -> Layou
 def main() -> None:
     """Print the medians."""
     estimator, partition = gpt3_estimator()
+    step = training_step(estimator)
+    _print_one(f"memory of 1024 GPUs, {partition.num_coordinates} stages", lambda: estimator.estimate(partition))
+    _print_one("time of a step", lambda: step_time(step, partition))
+    _print_one("peak of a device, and time", lambda: (_peak(estimator, partition), step_time(step, partition)))
+    _print_many("memory", lambda layouts: estimate_many(estimator, layouts), NUM_LAYOUTS)
+    _print_many("time", lambda layouts: step_seconds_many(estimator, layouts), 10 * NUM_LAYOUTS)
+
+
+def _peak(estimator: Estimator, partition: Partition) -> int:
+    """Device memory of the fullest kind of stage."""
+    held = [partition.held_by(index) for index in range(partition.num_coordinates)]
+    kinds = {tuple(stage.kind for stage in stages): (index, stages) for index, stages in reversed(list(enumerate(held)))}
+    return max(estimator.device_bytes(index, stages) for index, stages in kinds.values())
+
+
+def _print_one(what: str, estimate: Callable[[], object]) -> None:
     seconds = []
     for _ in range(REPETITIONS + 10):
-        start = time.perf_counter()
-        estimator.estimate(partition)
-        seconds.append(time.perf_counter() - start)
+        start = time.process_time()
+        estimate()
+        seconds.append(time.process_time() - start)
     warm = sorted(seconds[10:])
-    sys.stdout.write(
-        f"one estimate, 1024 GPUs, {partition.num_coordinates} stages: median {1e3 * statistics.median(warm):.3f} ms, "
-        f"90 % under {1e3 * warm[int(0.9 * len(warm))]:.3f} ms\n"
-    )
-    layouts = random_layouts(NUM_LAYOUTS)
+    median, slow = statistics.median(warm), warm[int(0.9 * len(warm))]
+    sys.stdout.write(f"{what}: median {1e3 * median:.3f} ms ({1 / median:,.0f}/s), 90 % under {1e3 * slow:.3f} ms\n")
+
+
+def _print_many(what: str, estimate: Callable[[Layouts], object], count: int) -> None:
+    layouts = random_layouts(count)
     taken = []
     for _ in range(4):
-        start = time.perf_counter()
-        estimate_many(estimator, layouts)
-        taken.append(time.perf_counter() - start)
-    sys.stdout.write(f"{NUM_LAYOUTS} layouts in one call: median {statistics.median(taken[1:]):.3f} s\n")
+        start = time.process_time()
+        estimate(layouts)
+        taken.append(time.process_time() - start)
+    median = statistics.median(taken[1:])
+    sys.stdout.write(f"{what} of {count} layouts in one call: median {median:.3f} s ({count / median:,.0f}/s)\n")
 
 
 if __name__ == "__main__":

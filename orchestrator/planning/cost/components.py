@@ -45,7 +45,7 @@ def _in_passes(step: TrainingStep, parts: StepParts, busiest: int) -> Iterator[t
     def each(forward: Any, backward: Any, times: float) -> float:
         return float(rounds * times * (forward + backward))
 
-    of_layers = f"{num_layers} layers x {rounds} micro-batches"
+    of_layers = f"{num_layers} layers x {_micro_batches(rounds)}"
     yield "matrix_products", _exposed(each(layer.products, 2 * layer.products, num_layers), of_layers)
     yield "attention", _exposed(each(layer.attention, layer.attention_backward, num_layers), of_layers)
     moved = each(layer.element_wise, layer.element_wise_backward, num_layers)
@@ -67,7 +67,7 @@ def _in_passes(step: TrainingStep, parts: StepParts, busiest: int) -> Iterator[t
     yield from _zero_traffic(step, parts, chunks)
     bubble = parts.pipeline_seconds - parts.busy_seconds[busiest]
     stages = step.pipeline_parallel_size
-    yield "pipeline_bubble", _exposed(bubble, f"{step.schedule.value}: {stages} stages, {rounds} micro-batches a step")
+    yield "pipeline_bubble", _exposed(bubble, f"{step.schedule.value}: {stages} stages, {_micro_batches(rounds)} a step")
 
 
 def _zero_traffic(step: TrainingStep, parts: StepParts, chunks: tuple[StageSeconds, ...]) -> Iterator[tuple[str, Component]]:
@@ -122,6 +122,10 @@ def _after_passes(step: TrainingStep, parts: StepParts) -> Iterator[tuple[str, C
     yield "overhead", _exposed(parts.common.speeds.step_overhead, "what every step costs beside its work")
 
 
+def _micro_batches(count: int) -> str:
+    return f"{count} micro-batches" if count > 1 else "1 micro-batch"
+
+
 def _exposed(seconds: float, reason: str) -> Component:
     return Component(seconds=seconds, exposed_seconds=seconds, reason=reason)
 
@@ -155,4 +159,5 @@ def _group(group: Placement) -> str:
     ranks, hosts = int(group.num_ranks), int(group.num_hosts)
     if hosts == 1:
         return f"{ranks} ranks in one host" if ranks > 1 else "1 rank"
-    return f"{ranks} ranks on {hosts} hosts, whose network {int(group.groups_on_host)} such groups share"
+    sharing = int(group.groups_on_host)
+    return f"{ranks} ranks on {hosts} hosts" + (f", whose network {sharing} such groups share" if sharing > 1 else "")

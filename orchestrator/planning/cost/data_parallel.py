@@ -56,7 +56,8 @@ def data_parallel_traffic(
     sent_bytes = parameters * DTYPE_BYTES[settings.communication_data_type]
     whole_bytes = parameters * DTYPE_BYTES[settings.dtype]
     if settings.zero_stage >= 3:
-        messages = num_layers * smaller(ceil_divide(layer_parameters, settings.stage3_prefetch_bucket_size), GATHERED_MODULES)
+        bucket = max(settings.stage3_prefetch_bucket_size, 1)
+        messages = num_layers * smaller(ceil_divide(layer_parameters, bucket), GATHERED_MODULES)
         ring = {"messages": messages, "network": speeds.zero3_network_bandwidth}
         gather = gather_seconds(whole_bytes, group, speeds, **ring) + _fetch_seconds(settings, whole_bytes, group, speeds)
         # A layer that is computed again is released and fetched once more before its backward pass if it is too large to keep.

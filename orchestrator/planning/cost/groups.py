@@ -7,9 +7,7 @@ cross the hosts as a tree, all-gather and reduce-scatter only as a ring. Sizes m
 
 from __future__ import annotations
 
-import numpy as np
-
-from orchestrator.planning.broadcast import larger
+from orchestrator.planning.broadcast import doublings, larger
 from orchestrator.planning.cost.collectives import Collective, bytes_sent_per_rank
 from orchestrator.planning.cost.placement import Placement
 from orchestrator.planning.cost.speeds import Speeds
@@ -20,7 +18,7 @@ def all_reduce_seconds(size_bytes: Size, group: Placement, speeds: Speeds, *, me
     """All-reduce of ``size_bytes`` on every rank, in so many messages; nothing in a group of one."""
     sent = bytes_sent_per_rank(Collective.all_reduce, size_bytes=size_bytes, num_ranks=group.num_ranks)
     seconds = _ring_seconds(sent, group, link=speeds.all_reduce_bandwidth, network=speeds.network_bandwidth)
-    return seconds + messages * _latency(group, speeds, 2 * np.log2(group.num_hosts))
+    return seconds + messages * _latency(group, speeds, 2 * doublings(group.num_hosts))
 
 
 def gather_seconds(

@@ -156,8 +156,10 @@ def common_to_stages(step: TrainingStep) -> Common:
 
 def _fetched_modules(step: TrainingStep) -> tuple[float, ...]:
     """ZeRO-3 fetches a module that exceeds the prefetch bucket while the one before it runs; smaller ones any time before."""
+    if step.settings.zero_stage < 3:
+        return (1.0,)
     matrices = layer_matrices(step.spec, 1)
-    if step.settings.zero_stage < 3 or max(matrices) <= step.settings.stage3_prefetch_bucket_size:
+    if max(matrices) <= step.settings.stage3_prefetch_bucket_size:
         return (1.0,)
     return tuple(matrix / sum(matrices) for matrix in matrices)
 

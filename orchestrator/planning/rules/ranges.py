@@ -43,6 +43,8 @@ NOT_NEGATIVE = Range(least=0)
 POSITIVE = Range(above=0)
 AT_LEAST_ONE = Range(least=1)
 PROBABILITY = Range(least=0, below=1)
+SHARE_OF_RATE = Range(above=0, most=2)
+"""Of a label, which clocks above the rated one and reductions in a switch can exceed."""
 
 RANGES: dict[str, Range] = {
     "seed": Range(least=0, most=2**32 - 1),
@@ -53,6 +55,20 @@ RANGES: dict[str, Range] = {
     "cluster.device_link_gbps": POSITIVE,
     "cluster.host_link_gbps": POSITIVE,
     "cluster.network_gbps": POSITIVE,
+    "cluster.speed.matmul_efficiency": SHARE_OF_RATE,
+    "cluster.speed.memory_efficiency": SHARE_OF_RATE,
+    "cluster.speed.launch_us": NOT_NEGATIVE,
+    "cluster.speed.link_efficiency": SHARE_OF_RATE,
+    "cluster.speed.all_reduce_efficiency": SHARE_OF_RATE,
+    "cluster.speed.link_latency_us": NOT_NEGATIVE,
+    "cluster.speed.network_efficiency": SHARE_OF_RATE,
+    "cluster.speed.zero3_network_efficiency": SHARE_OF_RATE,
+    "cluster.speed.network_latency_us": NOT_NEGATIVE,
+    "cluster.speed.host_link_efficiency": SHARE_OF_RATE,
+    "cluster.speed.host_adam_gparams": POSITIVE,
+    "cluster.speed.nvme_read_gbps": POSITIVE,
+    "cluster.speed.nvme_write_gbps": POSITIVE,
+    "cluster.speed.step_overhead_ms": NOT_NEGATIVE,
     "zero.stage": Range(least=0, most=3),
     "zero.reduce_bucket_size": AT_LEAST_ONE,
     "zero.allgather_bucket_size": Range(least=2),

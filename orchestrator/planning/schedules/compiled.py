@@ -27,7 +27,6 @@ class CompiledSchedule:
     """Operations, each after those it needs."""
 
     operations: tuple[Operation, ...]
-    num_chunks: int
 
     def seconds(self, forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]]) -> float:
         """From the first start to the last end; the times are of one micro-batch, by stage and chunk."""
@@ -77,7 +76,7 @@ def compile_schedule(stages: Sequence[Steps], routes: Sequence[Route]) -> Compil
     waiting = [stage for stage, pairs in enumerate(together) if following[stage] < len(pairs)]
     if waiting:
         raise DeadlockError(f"stages {', '.join(map(str, waiting))} wait for each other")
-    return CompiledSchedule(tuple(operations), chunks)
+    return CompiledSchedule(tuple(operations))
 
 
 def _pairs(steps: Steps) -> list[tuple[Step, ...]]:

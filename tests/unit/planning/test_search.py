@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.enums import Objective, OffloadDevice, PipelineSchedule, RecomputePolicy
+from orchestrator.config.enums import Objective, OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
+from orchestrator.config.planner import PlannerFix
 from orchestrator.config.schema import RunConfig
 from orchestrator.planning import search as search_module
+from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.search import SearchResult, chosen_values, configured, search
 from orchestrator.planning.search_bounds import combination_bytes, combination_seconds
@@ -38,12 +40,12 @@ def planned_config(**changes: Any) -> RunConfig:
         "host_link_gbps": 31.0,
         "network_gbps": 50.0,
     }
-    config = run_config(
-        training__train_batch_size=16,
-        training__train_micro_batch_size_per_gpu=None,
-        training__gradient_accumulation_steps=None,
-        **{name: value for name, value in changes.items() if not name.startswith("cluster__")},
-    )
+    batch = {
+        "training__train_batch_size": 16,
+        "training__train_micro_batch_size_per_gpu": None,
+        "training__gradient_accumulation_steps": None,
+    }
+    config = run_config(**batch | {name: value for name, value in changes.items() if not name.startswith("cluster__")})
     fields = {name.removeprefix("cluster__"): value for name, value in changes.items() if name.startswith("cluster__")}
     config.cluster = gpu_cluster(**{**speeds, "devices_per_host": 4, "device_memory_gib": 10.0, **fields})
     return config
@@ -65,8 +67,7 @@ def all_combinations(config: RunConfig) -> list[Combination]:
         fastest_combinations(
             config,
             plan.model,
-            hosts=host_counts(config.cluster.hosts),
-            slots=config.cluster.devices_per_host,
+            devices={count: count * config.cluster.devices_per_host for count in host_counts(config.cluster.hosts)},
             train_batch_size=16,
         )
     )
@@ -176,6 +177,14 @@ def test_the_order_of_the_candidates_does_not_change_the_answer(monkeypatch):
         ]
 
 
+@pytest.mark.parametrize(("stated", "kept"), [(None, Precision.fp32), (Precision.bf16, Precision.bf16)])
+def test_gradients_are_added_up_in_the_format_that_was_asked_for(stated, kept):
+    config = planned_config(cluster__device_memory_gib=40.0, precision__grad_accum_dtype=stated)
+    result = searched(config)
+    assert result.best is not None
+    assert {found.plan.settings.grad_accum_dtype for found in (result.best, *result.others, *result.front)} == {kept}
+
+
 def test_the_front_trades_time_for_memory():
     front = searched(planned_config()).front
     assert len(front) > 1
@@ -231,6 +240,23 @@ def test_fewest_hosts_is_the_first_number_that_fits():
     assert searched(replace(config, cluster=replace(config.cluster, hosts=2))).best is None
 
 
+def test_idle_hosts_of_a_hostfile_are_left_out_by_name():
+    hosts = [Host(name=f"node{number}", slots=4) for number in range(4)]
+    config = planned_config(cluster__hostfile="hostfile", cluster__network_gbps=0.01)
+    result = search(config, hosts=hosts, machine_memory_bytes=MACHINE)
+    assert result.best is not None
+    assert result.best.choice.hosts == 1
+    assert chosen_values(config, result.best)["cluster.include"] == "node0"
+
+
+def test_hosts_of_different_sizes_are_used_together():
+    hosts = [Host(name="large", slots=4), Host(name="small", slots=2)]
+    config = planned_config(cluster__hostfile="hostfile", training__train_batch_size=12)
+    result = search(config, hosts=hosts, machine_memory_bytes=MACHINE)
+    assert result.best is not None
+    assert result.best.num_devices == 6
+
+
 def test_what_cannot_fit_says_which_capacity_forbids_it():
     result = searched(planned_config(cluster__device_memory_gib=2.0))
     assert result.best is None
@@ -243,6 +269,7 @@ def test_what_cannot_fit_says_which_capacity_forbids_it():
         ({"cluster__memory_bandwidth_gbps": None}, "plan-speeds"),
         ({"training__train_batch_size": 0}, "plan-batch"),
         ({"model__hidden_size": None}, "model-size"),
+        ({"planner__fix": PlannerFix(tp=3)}, "plan-space"),
     ],
 )
 def test_what_no_choice_can_mend_is_said_at_once(changes, rule):

@@ -13,12 +13,25 @@ from orchestrator.planning.cost.pipeline import (
     pipeline_seconds,
     replayed_seconds,
 )
+from orchestrator.planning.schedule import Schedule, all_stage_steps, routes
+from orchestrator.planning.schedules.replay import PassSeconds, replay
 
 CASES = 2000
 
 
 def alone(passes):
     return [[seconds] for seconds in passes]
+
+
+def replayed(schedule, forward, backward, micro_batches):
+    """The end of the timeline of the schedule's own steps."""
+    kind = Schedule(schedule.value)
+    sizes = {"num_stages": len(forward), "micro_batches": micro_batches}
+    seconds = [
+        [PassSeconds(forward=ahead, backward_input=back, backward_weight=0.0) for ahead, back in zip(*both, strict=True)]
+        for both in zip(forward, backward, strict=True)
+    ]
+    return replay(all_stage_steps(kind, **sizes), routes(kind, **sizes), seconds).seconds
 
 
 @pytest.mark.parametrize(
@@ -30,8 +43,8 @@ def test_the_closed_forms_equal_the_replay_whatever_the_stages_take(schedule, cl
     for _ in range(CASES):
         stages, micro_batches = int(random.integers(2, 9)), int(random.integers(1, 21))
         forward, backward = random.uniform(0.2, 2, stages), random.uniform(0.2, 4, stages)
-        replayed = replayed_seconds(schedule, alone(forward), alone(backward), micro_batches=micro_batches)
-        assert closed_form(forward, backward, micro_batches) == pytest.approx(replayed, rel=1e-9)
+        expected = replayed(schedule, alone(forward), alone(backward), micro_batches)
+        assert closed_form(forward, backward, micro_batches) == pytest.approx(expected, rel=1e-9)
 
 
 def test_layouts_in_arrays_get_what_each_gets_alone():
@@ -57,8 +70,9 @@ def test_no_dual_pipe_v_is_faster_than_its_bound():
         ranks = int(random.integers(2, 5))
         micro_batches = int(random.integers(2 * ranks, 5 * ranks))
         forward, backward, *by_rank = dual_pipe_v_stages(random, ranks)
-        replayed = replayed_seconds(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches=micro_batches)
-        assert dual_pipe_v_bound(forward, backward, micro_batches) <= replayed * (1 + 1e-9)
+        expected = replayed(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches)
+        assert replayed_seconds(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches=micro_batches) == pytest.approx(expected)
+        assert dual_pipe_v_bound(forward, backward, micro_batches) <= expected * (1 + 1e-9)
 
 
 def test_many_micro_batches_of_dual_pipe_v_go_on_as_it_settled():
@@ -66,10 +80,9 @@ def test_many_micro_batches_of_dual_pipe_v_go_on_as_it_settled():
     for _ in range(10):
         ranks = int(random.integers(2, 5))
         _, _, *by_rank = dual_pipe_v_stages(random, ranks)
-        replayed = replayed_seconds(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches=9 * ranks)
-        assert pipeline_seconds(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches=9 * ranks) == pytest.approx(
-            replayed, rel=5e-3
-        )
+        expected = replayed(PipelineSchedule.dual_pipe_v, *by_rank, 9 * ranks)
+        seconds = pipeline_seconds(PipelineSchedule.dual_pipe_v, *by_rank, micro_batches=9 * ranks)
+        assert seconds == pytest.approx(expected, rel=5e-3)
 
 
 def test_without_a_pipeline_micro_batches_follow_each_other():

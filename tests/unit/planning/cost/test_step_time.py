@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from orchestrator.config.enums import OffloadDevice, PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.planning.layers import model_flops_per_token
-from tests.unit.planning.configurations import cpu_cluster, plan_of, run_config
+from tests.unit.planning.configurations import cpu_cluster, errors_of, plan_of, run_config
 from tests.unit.planning.cost.steps import GPT3, LLAMA_2_7B, estimated, gpu_run, time_of
 
 STAGES = {"parallelism__pipeline_parallel_size": 4, "training__gradient_accumulation_steps": 8}
@@ -138,7 +139,46 @@ class TestChanges:
         assert slow > 1.4 * usual
 
 
+def drawn(random: Random) -> dict[str, Any]:
+    """Changes to a run, legal or not."""
+    return {
+        "parallelism__tensor_parallel_size": random.choice([1, 2, 4, 8]),
+        "parallelism__pipeline_parallel_size": random.choice([1, 2, 4]),
+        "parallelism__schedule": random.choice(list(PipelineSchedule)),
+        "parallelism__sequence_parallel": random.random() < 0.3,
+        "zero__stage": random.randrange(4),
+        "zero__overlap_comm": random.choice([None, True, False]),
+        "zero__stage3_prefetch_bucket_size": random.choice([0, 1000, 50_000_000]),
+        "offload__optimizer_device": random.choice(list(OffloadDevice)),
+        "offload__param_device": random.choice(list(OffloadDevice)),
+        "precision__dtype": random.choice(list(Precision)),
+        "activation_checkpointing__policy": random.choice(list(RecomputePolicy)),
+        "activation_checkpointing__cpu_checkpointing": random.random() < 0.3,
+        "training__train_micro_batch_size_per_gpu": random.choice([1, 3, 8]),
+        "training__gradient_accumulation_steps": random.choice([1, 2, 8, 33]),
+        "cluster__hosts": random.choice([1, 2, 3, 8]),
+    }
+
+
 class TestPlan:
+    def test_whatever_is_planned_has_a_sound_time_or_none(self):
+        random = Random(0)
+        times = [plan_of(gpu_run(random.choice(("dgx_a100_80", "l40s", "v100_32")), **drawn(random))).time for _ in range(600)]
+        known = [time for time in times if time is not None]
+        assert len(known) > 50
+        for time in known:
+            assert 0 < time.step_seconds < 1e6
+            assert 0 <= time.bubble_fraction < 1
+            assert 0 < time.model_flops_utilization < 1
+            exposed_seconds = sum(component.exposed_seconds for component in time.components.values())
+            assert exposed_seconds == pytest.approx(time.step_seconds)
+
+    def test_a_schedule_that_cannot_be_made_has_no_time(self):
+        plan = plan_of(gpu_run(**{**DUAL, "training__gradient_accumulation_steps": 2}))
+        assert plan.verdict == "invalid"
+        assert plan.time is None
+        assert "micro-batches" in plan.time_unknown
+
     def test_a_plan_has_the_time(self):
         plan = plan_of(gpu_run())
         assert plan.time is not None
@@ -148,6 +188,11 @@ class TestPlan:
         plan = plan_of(run_config(cluster=cpu_cluster(), precision__dtype=Precision.bf16))
         assert plan.time is None
         assert "cluster.bf16_tflops" in plan.time_unknown
+
+    def test_rates_that_mean_nothing_are_refused(self):
+        plan = plan_of(gpu_run(cluster__speed__matmul_efficiency=0.0))
+        assert errors_of(plan) == {"cluster.speed.matmul_efficiency": "value-range"}
+        assert plan.time is None
 
     def test_rates_of_a_cpu_give_a_time(self):
         rates = {"bf16_tflops": 0.2, "memory_bandwidth_gbps": 20, "device_link_gbps": 2}

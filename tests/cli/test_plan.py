@@ -1,0 +1,82 @@
+"""``plan`` as its users run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands.plan import host_range
+from tests.cli.command_line import orchestrator
+
+SMALL = (
+    "model=llama_3_1b",
+    "cluster=dgx_a100_80",
+    "training=default",
+    "training.train_batch_size=64",
+    "data.sequence_length=2048",
+)
+
+
+def test_the_plan_is_an_experiment_that_validate_takes_as_it_is(tmp_path: Path) -> None:
+    ended = orchestrator("plan", *SMALL, "planner.apply=mine/experiment/best.yaml", "output=json", cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    planned = ended.json
+    again = orchestrator("validate", "experiment=best", "--config-dir", "mine", "output=json", cwd=tmp_path)
+    assert again.code == 0, again.everything
+    assert again.json["verdict"] == "feasible"
+    assert again.json["layout"] == planned["best"]["layout"]
+    assert again.json["time"] == planned["best"]["time"]
+
+
+def test_overrides_of_every_plan_pass_validate(tmp_path: Path) -> None:
+    planned = orchestrator("plan", *SMALL, "output=json", cwd=tmp_path).json
+    assert planned["verdict"] == "feasible"
+    for entry in (planned["best"], *planned["others"][:1]):
+        ended = orchestrator("validate", *SMALL, *entry["overrides"], "output=json", cwd=tmp_path)
+        assert ended.code == 0, ended.everything
+        assert ended.json["time"]["step_seconds"] == entry["time"]["step_seconds"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_experiment_of_an_experiment_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    words = ("experiment=llama_3_8b_dgx_h100", "data.path=/data", "training.max_steps=7", "planner.fix.tp=2")
+    ended = orchestrator("plan", *words, "planner.apply=experiment/mine.yaml", cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    again = orchestrator("launch", "experiment=mine", "--config-dir", ".", "--cfg", "job", cwd=tmp_path)
+    for line in ("path: /data", "max_steps: 7", "sequence_length: 8192", "tensor_parallel_size: 2", "name: llama_3_8b"):
+        assert line in again.stdout, again.everything
+
+
+def test_the_text_shows_the_plan_its_reasons_and_how_to_run_it(tmp_path: Path) -> None:
+    ended = orchestrator("plan", *SMALL, "planner.hosts='1,2'", cwd=tmp_path)
+    assert ended.code == 0, ended.everything
+    for part in ("the best of", "to run it:", "zero.stage=", "device hours", "matrix products"):
+        assert part in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("planner.hosts=many",), "planner.hosts"),
+        (("planner.hosts=0..4",), "planner.hosts"),
+        (("planner.apply=best.yaml",), "planner.apply"),
+        (("planner.objective=beauty",), "planner.objective"),
+        (("planner.fix.tp=two",), "planner.fix.tp"),
+        (("cluster.memory_bandwidth_gbps=null",), "memory_bandwidth_gbps"),
+        (("planner.fix.tp=3",), "planner.fix"),
+        (("model.hidden_size=null",), "model.hidden_size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_field(tmp_path: Path, words: tuple[str, ...], field: str) -> None:
+    ended = orchestrator("plan", *SMALL, *words, cwd=tmp_path)
+    assert ended.code == 2, ended.everything
+    assert field in ended.everything
+    assert "Traceback" not in ended.everything
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [(None, []), ("1..64", [1, 2, 4, 8, 16, 32, 64]), ("3..9", [3, 4, 8, 9]), ("4,8,12", [4, 8, 12])]
+)
+def test_numbers_of_hosts(text: str | None, counts: list[int]) -> None:
+    assert host_range(text) == (counts, [])
