@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from orchestrator.config.schema import ClusterConfig
-from orchestrator.config.speed import SpeedConfig
 from orchestrator.units import GB
 
 
@@ -109,7 +108,7 @@ def delivered_speed(config: ClusterConfig) -> DeliveredSpeed:
 
 def speed_option(field: str, value: float) -> tuple[str, float]:
     """The option of ``cluster.speed`` behind a field of ``DeliveredSpeed``, and ``value`` in its unit."""
-    for config_field in fields(SpeedConfig):
+    for config_field in fields(ClusterConfig().speed):
         name, _, unit = config_field.name.rpartition("_")
         ending, scale = _SCALES.get(unit, (unit, 1.0))
         if f"{name}_{ending}" == field:

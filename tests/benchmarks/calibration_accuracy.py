@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -113,6 +114,8 @@ def train(directory: Path, *, most_seconds: float) -> bool:
             continue
         if time.monotonic() - started > most_seconds:
             return False
+        # what an earlier call was killed in
+        shutil.rmtree(directory / name, ignore_errors=True)
         ended = orchestrator("launch", *COMMON, *words, f"run_dir={name}", directory=directory)
         if ended.returncode != 0:
             sys.exit(f"{name} failed:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}")

@@ -2,8 +2,9 @@
 
 ``python -m tests.gpu.calibrate --output FILE`` trains eight layouts of Llama 3 1B and of layers of Llama 3 8B for ``--steps``
 steps, each through ``orchestrator launch``, fits five of them, measures the device, and writes predicted and measured seconds
-of the other three: by the preset as it is, after the fit, and from the measurement. No run starts after ``--seconds``. ``--dry``
-does the same with tiny models on the CPU. A machine without network needs wheels (see ``tests.gpu.throughput``): ``--wheels``.
+of the other three: by the preset as it is, after the fit, and from the measurement. No run starts after ``--seconds``.
+``--dry`` does the same with tiny models on the CPU. A machine without network needs wheels (see ``tests.gpu.throughput``):
+``--wheels``.
 """
 
 from __future__ import annotations
