@@ -38,7 +38,7 @@ COMMON = (
     *MODEL,
     "data.synthetic_tokens=200000",
     "checkpoint=none",
-    "training.max_steps=14",
+    "training.max_steps=10",
     "training.evaluate_sequences=4",
     "training.train_batch_size=null",
     "lr_scheduler=constant",
