@@ -19,8 +19,8 @@ from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
-from orchestrator.commands import compile as compile_command
 from orchestrator.commands import (
+    calibrate,
     deepspeed_json,
     doctor,
     exact,
@@ -38,6 +38,7 @@ from orchestrator.commands import (
     stop,
     validate,
 )
+from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
 from orchestrator.config.enums import Command, Estimate, Output
@@ -186,6 +187,8 @@ def _run_command(arguments: Arguments) -> int:
     if arguments.multirun:
         load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
+    if arguments.command is Command.calibrate:
+        return _calibrate(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     if arguments.command in _RUN_COMMANDS:
@@ -238,6 +241,16 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
     return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+
+
+def _calibrate(arguments: Arguments) -> int:
+    names, overrides = calibrate.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    console = _console(json_on_stdout=config.output is Output.json)
+    result = calibrate.run(
+        config, names, config_dir=arguments.config_dir, echo=lambda line: console.print(line, soft_wrap=True)
+    )
+    return _finish(result, config.output)
 
 
 def _export(arguments: Arguments, config: RunConfig) -> int:
@@ -413,4 +426,5 @@ _HELP = {
     Command.status: status.HELP,
     Command.logs: logs.HELP,
     Command.stop: stop.HELP,
+    Command.calibrate: calibrate.HELP,
 }

@@ -274,6 +274,13 @@ def newest_started(run_dir: Path) -> Attempt | None:
     return next((attempt for attempt in attempts if attempt.log_file.exists()), None)
 
 
+def newest_finished(run_dir: Path) -> Attempt | None:
+    """The newest attempt that ended well."""
+    numbers = range(_newest_attempt(run_dir), 0, -1)
+    attempts = (Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) for number in numbers)
+    return next((attempt for attempt in attempts if attempt.result is not None), None)
+
+
 def _newest_attempt(run_dir: Path) -> int:
     """The number of the newest attempt; 0 if there is none."""
     names = [path.name for path in (run_dir / "attempts").glob("*")]

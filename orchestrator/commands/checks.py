@@ -170,6 +170,13 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("export-masters", _W, "the weights are exported as exactly as the checkpoint has them"),
         ("export-tokenizer", _W, "the tokenizer can be exported too"),
     ),
+    "calibrate": (
+        ("calibrate-run", _E, "every run that is named has ended, is whole, and has a few steady steps"),
+        ("calibrate-mixed", _E, "runs that are fitted together had the same hardware, software and threads"),
+        ("calibrate-facts", _E, "the cluster of the runs states the labels of its devices"),
+        ("calibrate-measure", _E, "what is measured is on this host"),
+        ("calibrate-file", _E, "the preset goes to a folder called cluster and overwrites nothing but a calibration"),
+    ),
     "data": (
         ("data-text", _E, "the text is there and is UTF-8"),
         ("data-empty", _E, "there is some text"),

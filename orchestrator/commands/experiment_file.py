@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from orchestrator.findings import Finding, error
 
 FOLDER = "experiment"
-_OF_THE_COMMAND = frozenset({"command", "output", "dry_run", "run_dir", "planner", "estimate"})
+_OF_THE_COMMAND = frozenset({"command", "output", "dry_run", "run_dir", "planner", "estimate", "measure", "calibration"})
 
 
 def file_findings(path: Path) -> list[Finding]:

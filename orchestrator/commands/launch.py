@@ -18,6 +18,7 @@ from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
+from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
@@ -301,7 +302,8 @@ def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
     if outcome.status is Status.completed:
         assert outcome.result is not None
         report = text.result_report(outcome.result, attempt.path)
-        return CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
+        done = CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
+        return with_receipt(done, attempt)
     memory = _out_of_memory(outcome, attempt)
     payload["out_of_memory"] = None if memory is None else memory.to_dict()
     report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]

@@ -16,6 +16,7 @@ class Command(StrEnum):
     doctor = "doctor"
     rules = "rules"
     explain = "explain"
+    calibrate = "calibrate"
     preflight = "preflight"
     status = "status"
     logs = "logs"

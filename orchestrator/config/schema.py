@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from orchestrator.config.calibration import CalibrationConfig
 from orchestrator.config.enums import (
     Accelerator,
     AttentionImplementation,
@@ -114,6 +115,10 @@ class ClusterConfig:
     """Bandwidth between host and device, one direction, GB/s."""
     network_gbps: float | None = None
     """Network bandwidth of one host, one direction, GB/s (not Gbit/s)."""
+    cores_per_host: int | None = None
+    """CPU: cores that a host's processes share; peaks and memory bandwidth are then those of one core. null = of a process."""
+    measured_with: str | None = None
+    """Device, torch and DeepSpeed that the speeds were measured with (orchestrator calibrate)."""
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     """What of the rates above is really reached, and fixed costs."""
 
@@ -440,6 +445,8 @@ class RunConfig:
     """text for people; json prints one JSON object on standard output and nothing else there."""
     estimate: Estimate = Estimate.closed_form
     """validate: closed_form; exact also builds the engine of each class of ranks on this CPU and counts its bytes."""
+    measure: bool = False
+    """calibrate: measure this host (offload.nvme_path: its NVMe too); beside run directories, also fit to them."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     follow: bool = False
@@ -482,3 +489,4 @@ class RunConfig:
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)

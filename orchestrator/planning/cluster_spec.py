@@ -148,8 +148,8 @@ def cluster_spec_from_config(
         host_memory_bytes=host_memory,
         nvme_bytes=None if config.nvme_gib is None else round(config.nvme_gib * GIB),
         precisions=frozenset(config.precisions),
-        peak_flops=peak_flops(config),
-        memory_bandwidth=_bytes_per_second(config.memory_bandwidth_gbps),
+        peak_flops=peak_flops(config, slots),
+        memory_bandwidth=_memory_bandwidth(config, slots),
         device_link_bandwidth=_bytes_per_second(config.device_link_gbps),
         host_link_bandwidth=_bytes_per_second(config.host_link_gbps),
         network_bandwidth=_bytes_per_second(config.network_gbps),
@@ -226,14 +226,25 @@ def _memory_findings(config: ClusterConfig) -> Iterator[Finding]:
         )
 
 
-def peak_flops(config: ClusterConfig) -> Mapping[Precision, float]:
-    """Dense peak of one device, FLOP/s, in the formats where it is known."""
+def threads_of_process(config: ClusterConfig, slots: int) -> int:
+    """Cores that each of ``slots`` processes of a host computes on, where rates are given by the core; otherwise 1."""
+    return 1 if config.cores_per_host is None else max(1, config.cores_per_host // max(1, slots))
+
+
+def peak_flops(config: ClusterConfig, slots: int) -> Mapping[Precision, float]:
+    """Dense peak of one device of a host with ``slots``, FLOP/s, in the formats where it is known."""
+    scale = 1e12 * threads_of_process(config, slots)
     tflops = {
         Precision.bf16: config.bf16_tflops,
         Precision.fp16: config.fp16_tflops,
         Precision.fp32: config.fp32_tflops,
     }
-    return MappingProxyType({precision: value * 1e12 for precision, value in tflops.items() if value is not None})
+    return MappingProxyType({precision: value * scale for precision, value in tflops.items() if value is not None})
+
+
+def _memory_bandwidth(config: ClusterConfig, slots: int) -> float | None:
+    whole = _bytes_per_second(config.memory_bandwidth_gbps)
+    return None if whole is None else whole * threads_of_process(config, slots)
 
 
 def _bytes_per_second(gigabytes: float | None) -> float | None:

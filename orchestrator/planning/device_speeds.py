@@ -106,6 +106,16 @@ def delivered_speed(config: ClusterConfig) -> DeliveredSpeed:
     return replace(measured_speed(config.device_name), **stated)
 
 
+def speed_option(field: str, value: float) -> tuple[str, float]:
+    """The option of ``cluster.speed`` behind a field of ``DeliveredSpeed``, and ``value`` in its unit."""
+    for config_field in fields(ClusterConfig().speed):
+        name, _, unit = config_field.name.rpartition("_")
+        ending, scale = _SCALES.get(unit, (unit, 1.0))
+        if f"{name}_{ending}" == field:
+            return config_field.name, value / scale
+    raise AssertionError(field)
+
+
 def measured_speed(device_name: str) -> DeliveredSpeed:
     """What is known of a device, or of GPUs where it is not in the table."""
     plain = device_name.lower().replace("nvidia", "").replace("amd", "").strip(" -")

@@ -55,7 +55,7 @@ def throughput_of(config: RunConfig, spec: ModelSpec, layout: ParallelLayout) ->
         tokens_per_step=layout.train_batch_size * config.data.sequence_length,
         flops_per_token=float(model_flops_per_token(spec, config.data.sequence_length)),
         num_devices=layout.world_size,
-        peak_flops=peak_flops(config.cluster).get(config.precision.dtype),
+        peak_flops=peak_flops(config.cluster, config.cluster.devices_per_host).get(config.precision.dtype),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.worker.data.prepare import PreparedData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
+from orchestrator.worker.stack import stack
 
 
 def attempt_result(training: Training, data: PreparedData, outcome: TrainingOutcome) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def attempt_result(training: Training, data: PreparedData, outcome: TrainingOutc
         "tokens": tokens,
         "tokens_per_second": tokens / outcome.step_seconds if outcome.step_seconds else 0.0,
         "memory": memory_report(training.attempt.plan),
+        "stack": stack(),
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.config.enums import RecomputePolicy
+from orchestrator.config.enums import Accelerator, RecomputePolicy
 from orchestrator.planning.attention import attention_kernel, recomputed_attention_bytes
 from orchestrator.planning.cost.speeds import Speeds
 from orchestrator.planning.kernels import FP32_BYTES, AttentionKernel
@@ -91,15 +91,19 @@ def layer_seconds(spec: ModelSpec, passed: Pass, speeds: Speeds) -> LayerSeconds
     )
     saved_seconds = saved / speeds.memory_bandwidth
     operations = LAYER_OPERATIONS + TENSOR_PARALLEL_OPERATIONS * (passed.tensor_parallel_size > 1)
-    forward = products + attention + FORWARD_MOVES * saved_seconds
+    launches = operations * speeds.launch_seconds
+    # A GPU works while its host launches what comes next; a CPU does both itself.
+    prepared = launches if passed.accelerator is Accelerator.cpu else 0.0
+    element_wise = FORWARD_MOVES * saved_seconds + prepared
+    forward = products + attention + element_wise
     return LayerSeconds(
         products=products,
         attention=attention,
         attention_backward=attention_backward,
-        element_wise=FORWARD_MOVES * saved_seconds,
-        element_wise_backward=BACKWARD_MOVES * saved_seconds,
+        element_wise=element_wise,
+        element_wise_backward=BACKWARD_MOVES * saved_seconds + prepared,
         recomputed=_recomputed_seconds(spec, passed, speeds, forward=forward, attention=attention),
-        launches=operations * speeds.launch_seconds,
+        launches=launches,
     )
 
 

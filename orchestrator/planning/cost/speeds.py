@@ -51,7 +51,10 @@ def missing_facts(cluster: ClusterSpec, dtype: Precision) -> str | None:
         "network_gbps": cluster.network_bandwidth if len(cluster.hosts) > 1 else 1,
     }
     unknown = [f"cluster.{name}" for name, value in needed.items() if value is None]
-    return f"not known of {cluster.device_name}: {', '.join(unknown)}" if unknown else None
+    if not unknown:
+        return None
+    listed = ", ".join(unknown)
+    return f"not known of {cluster.device_name}: {listed}; orchestrator calibrate finds them (RUN..., or measure=true)"
 
 
 def speeds_of(cluster: ClusterSpec, dtype: Precision) -> Speeds:

@@ -1,0 +1,1 @@
+"""What finished runs say of a cluster's speeds."""
