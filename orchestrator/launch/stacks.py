@@ -12,6 +12,7 @@ from orchestrator.presence import STACKS
 
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
 _OWN = "/orchestrator/"
+_WAITING = "/torch/distributed/"
 _START = "_run_module_as_main"
 """At the bottom of a main thread's stack."""
 
@@ -36,6 +37,11 @@ class StackGroup:
     frames: tuple[Frame, ...]
 
     @property
+    def waits_for_others(self) -> bool:
+        """Whether they are inside a collective: then others hold them up."""
+        return any(_WAITING in frame.file for frame in self.frames)
+
+    @property
     def place(self) -> str:
         """The innermost line, and the innermost one of ours."""
         if not self.frames:
@@ -57,13 +63,14 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 
 def stack_groups(attempt: Path) -> list[StackGroup]:
-    """The ranks that have left their stacks, by where they stand: the smallest groups, which are the odd ones, first."""
+    """The ranks that have left their stacks, by where they stand. The odd ones come first: those that wait for no others, and of
+    them and of the rest the smallest groups."""
     standing: dict[tuple[Frame, ...], list[int]] = {}
     for path in (attempt / STACKS).glob("*.txt"):
         if path.stem.isdigit():
             standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(int(path.stem))
     groups = [StackGroup(ranks=tuple(sorted(ranks)), frames=frames) for frames, ranks in standing.items()]
-    return sorted(groups, key=lambda group: (len(group.ranks), group.ranks))
+    return sorted(groups, key=lambda group: (group.waits_for_others, len(group.ranks), group.ranks))
 
 
 def ranks_with_stacks(attempt: Path) -> set[int]:
