@@ -63,7 +63,7 @@ def main_stack(text: str) -> tuple[Frame, ...]:
 
 
 def stack_groups(attempt: Path) -> list[StackGroup]:
-    """The ranks that have left their stacks, by where they stand: first those that wait for no others, then the smallest groups."""
+    """The ranks that have left their stacks, by where they stand: those that wait for no others and small groups first."""
     standing: dict[tuple[Frame, ...], list[int]] = {}
     for path in (attempt / STACKS).glob("*.txt"):
         if path.stem.isdigit():
