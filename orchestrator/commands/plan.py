@@ -16,7 +16,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.machine import memory_limit_bytes
 from orchestrator.planning.search import SearchResult, chosen_values, configured, search
-from orchestrator.report.plans import PlanEntry, plan_entry, plans_report
+from orchestrator.report.plans import PlanEntry, plan_entry, plans_report, usual_advice
 
 HELP = """Find the fastest plan that fits a fixed global batch: layout, schedule, ZeRO, offload, micro-batch, recomputation.
 
@@ -114,6 +114,7 @@ def _result(
         "findings": [finding.to_dict() for finding in result.findings],
         "objective": config.planner.objective.value,
         "best": None if best is None else best.to_dict(),
+        "usual_advice": None if best is None else usual_advice(best),
         "others": [entry.to_dict() for entry in others],
         "front": [entry.to_dict() for entry in front],
         "refused": [{"rule": entry.rule, "choices": entry.choices, "example": entry.example} for entry in result.refused],

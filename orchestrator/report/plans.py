@@ -16,6 +16,7 @@ from rich.text import Text
 from orchestrator.config.schema import RunConfig
 from orchestrator.planning.search import Candidate, SearchResult, chosen_values
 from orchestrator.planning.search_reasons import against, largest_parts
+from orchestrator.planning.strategies import kinds_of, recommended
 from orchestrator.report.text import findings_report
 from orchestrator.units import format_bytes, format_count, format_seconds
 
@@ -87,6 +88,7 @@ def plans_report(
     if best is not None:
         report += [Text(f"the best of {result.num_choices} choices", style="bold"), _table([best, *others])]
         report += [Text(f"    {reason}") for reason in best.reasons]
+        report.append(Text(f"    {usual_advice(best)}"))
         report += [Text("to run it:", style="bold"), Text("    " + " ".join(best.overrides))]
         if len(front) > 1:
             report += [Text("more memory free for more time", style="bold"), _table(front)]
@@ -102,6 +104,15 @@ def plans_report(
     if best is None:
         report.append(Text("no plan fits", style="bold red"))
     return report
+
+
+def usual_advice(best: PlanEntry) -> str:
+    """What is usually recommended for a model of this size, beside the kinds of parallelism that were found."""
+    model = best.candidate.plan.model
+    assert model is not None
+    strategy = recommended(model.num_parameters)
+    found = " + ".join(kinds_of(best.candidate)) or "one device"
+    return f"usual advice for {strategy.scale} parameters: {strategy}, since {strategy.reason}; found here: {found}"
 
 
 def _table(entries: Sequence[PlanEntry]) -> RenderableType:

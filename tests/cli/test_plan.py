@@ -73,7 +73,7 @@ def test_an_experiment_of_an_experiment_keeps_what_was_asked_for(tmp_path: Path)
 def test_the_text_shows_the_plan_its_reasons_and_how_to_run_it(tmp_path: Path) -> None:
     ended = orchestrator("plan", *SMALL, "planner.hosts='1,2'", cwd=tmp_path)
     assert ended.code == 0, ended.everything
-    for part in ("the best of", "to run it:", "zero.stage=", "device hours", "matrix products"):
+    for part in ("the best of", "to run it:", "zero.stage=", "device hours", "matrix products", "usual advice for 1B to 10B"):
         assert part in ended.stdout, ended.stdout
 
 
