@@ -71,12 +71,12 @@ def main() -> None:
     step = training_step(estimator)
     _print_one(f"memory of 1024 GPUs, {partition.num_coordinates} stages", lambda: estimator.estimate(partition))
     _print_one("time of a step", lambda: step_time(step, partition))
-    _print_one("peak of a device, and time", lambda: (_peak(estimator, partition), step_time(step, partition)))
+    _print_one("peak of a device, and time", lambda: (peak_of_a_device(estimator, partition), step_time(step, partition)))
     _print_many("memory", lambda layouts: estimate_many(estimator, layouts), NUM_LAYOUTS)
     _print_many("time", lambda layouts: step_seconds_many(estimator, layouts), 10 * NUM_LAYOUTS)
 
 
-def _peak(estimator: Estimator, partition: Partition) -> int:
+def peak_of_a_device(estimator: Estimator, partition: Partition) -> int:
     """Device memory of the fullest kind of stage."""
     held = [partition.held_by(index) for index in range(partition.num_coordinates)]
     kinds = {tuple(stage.kind for stage in stages): (index, stages) for index, stages in reversed(list(enumerate(held)))}
