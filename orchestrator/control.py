@@ -4,7 +4,7 @@
 
     controller.json    written when the controller starts, and whenever its state changes
     stop               written by who wants the run to end: "save" or "now"; the controller looks every second
-    outcome.json       written last: how the run ended (``Outcome.to_dict`` of ``orchestrator/launch/outcome.py``)
+    outcome.json       written last: how the run ended (``Outcome.to_dict`` of ``orchestrator/launch/ending/outcome.py``)
 
 A controller that died leaves a ``controller.json`` whose state is not ``ended``, and a lease that no longer moves.
 """

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from orchestrator.launch import probe
-from orchestrator.launch.facts import OPERATORS, PACKAGES, TOOLS
+from orchestrator.launch.preflight import probe
+from orchestrator.launch.preflight.facts import OPERATORS, PACKAGES, TOOLS
 
 PROGRAM = """#!/bin/sh
 for word; do host=$command; command=$word; done

@@ -11,12 +11,12 @@ from pathlib import Path
 from orchestrator.config.enums import Accelerator, LauncherBackend
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, error
-from orchestrator.launch.bandwidth import Bandwidths, bandwidths_of
 from orchestrator.launch.command import HOSTFILE, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
-from orchestrator.launch.ending import Status
-from orchestrator.launch.outcome import Outcome
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.status import Status
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
+from orchestrator.launch.preflight.bandwidth import Bandwidths, bandwidths_of
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.run_dir import COLLECTIVE, write_json, write_text

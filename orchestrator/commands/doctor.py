@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from orchestrator.commands.result import HOST_NOT_READY, OK, CommandResult
 from orchestrator.config.schema import RunConfig
-from orchestrator.launch.host_check import check_machine
+from orchestrator.launch.preflight.host_check import check_machine
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.report import preflight as report
 from orchestrator.report import text

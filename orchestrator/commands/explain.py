@@ -10,7 +10,7 @@ from orchestrator.commands.out_of_memory import report_of_failure
 from orchestrator.commands.result import OK, CommandResult
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.diagnosis import diagnose, end_of_log
+from orchestrator.launch.ending.diagnosis import diagnose, end_of_log
 from orchestrator.report import text
 from orchestrator.run_dir import newest_started
 

@@ -28,15 +28,15 @@ from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
-from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
 from orchestrator.launch.detach import hand_over, sweep_findings
-from orchestrator.launch.ending import Status
+from orchestrator.launch.ending.causes import HOST_OUT_OF_MEMORY
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.status import Status
 from orchestrator.launch.environment import private_variables
-from orchestrator.launch.outcome import Outcome
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, worker_environment_text
-from orchestrator.launch.slurm_allocation import submits_a_job
+from orchestrator.launch.slurm.allocation import submits_a_job
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.planning.plan import Plan
 from orchestrator.report import outcome as outcome_report

@@ -16,7 +16,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.control import OUTCOME
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
-from orchestrator.launch.diagnosis import MOST_BYTES
+from orchestrator.launch.ending.diagnosis import MOST_BYTES
 from orchestrator.launch.processes import PROGRESS
 from orchestrator.launch.run_state import State, state_of
 from orchestrator.lease import EXPIRE_SECONDS

@@ -20,9 +20,9 @@ from orchestrator.config.schema import ClusterConfig, RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 from orchestrator.launch.command import LaunchCommand, deepspeed_script
-from orchestrator.launch.host_check import check_machine
 from orchestrator.launch.machine import scripts_dir
 from orchestrator.launch.ports import free_port
+from orchestrator.launch.preflight.host_check import check_machine
 from orchestrator.launch.processes import Ended, meaning, supervise
 from orchestrator.planning.calibration.measured import all_reduce_of, measured_cluster
 from orchestrator.planning.calibration.preset import preset_values

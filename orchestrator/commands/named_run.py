@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.slurm import JOB_RECORD
+from orchestrator.launch.slurm.job import JOB_RECORD
 from orchestrator.run_dir import Attempt, newest_attempt
 
 RULE = "run"

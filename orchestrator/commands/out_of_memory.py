@@ -11,9 +11,9 @@ from rich.console import RenderableType
 
 from orchestrator.config.load import run_config_from_dict
 from orchestrator.config.schema import RunConfig
-from orchestrator.launch.causes import HOST_OUT_OF_MEMORY
 from orchestrator.launch.command import HOSTFILE
-from orchestrator.launch.diagnosis import Diagnosis
+from orchestrator.launch.ending.causes import HOST_OUT_OF_MEMORY
+from orchestrator.launch.ending.diagnosis import Diagnosis
 from orchestrator.launch.hostfile import read_hostfile
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import Fix, find_fixes

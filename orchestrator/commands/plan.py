@@ -15,7 +15,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.machine import memory_limit_bytes
-from orchestrator.planning.search import SearchResult, chosen_values, configured, search
+from orchestrator.planning.search.search import SearchResult, chosen_values, configured, search
 from orchestrator.report.plans import PlanEntry, plan_entry, plans_report, usual_advice
 
 HELP = """Find the fastest plan that fits a fixed global batch: layout, schedule, ZeRO, offload, micro-batch, recomputation.

@@ -11,7 +11,7 @@ from orchestrator.findings import Finding, has_error
 from orchestrator.launch.host_filter import filtered_hosts
 from orchestrator.launch.hostfile import read_hostfile
 from orchestrator.launch.machine import memory_limit_bytes
-from orchestrator.launch.slurm_allocation import allocated_hosts
+from orchestrator.launch.slurm.allocation import allocated_hosts
 from orchestrator.planning.cluster_spec import Host, count_findings, named_hosts
 from orchestrator.planning.fixes import Fix, find_fixes
 from orchestrator.planning.plan import Plan, make_plan

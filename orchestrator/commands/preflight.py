@@ -11,7 +11,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 from orchestrator.launch.command import host_findings
-from orchestrator.launch.slurm_allocation import submits_a_job
+from orchestrator.launch.slurm.allocation import submits_a_job
 
 HELP = """Look at every host of the run before anything starts: reachable, alike, devices, memory, disks, files, ports, clocks.
 

@@ -14,10 +14,10 @@ from orchestrator.commands.planned import fixes_for, plan_run
 from orchestrator.commands.result import HOST_NOT_READY, OK, CommandResult
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Finding, has_error
-from orchestrator.launch.bandwidth import Bandwidths, bandwidth_findings
-from orchestrator.launch.host_check import ClusterCheck, check_cluster
-from orchestrator.launch.measured import busy_memory, capacity_remarks, measured_hosts
-from orchestrator.launch.preflight import launcher_findings
+from orchestrator.launch.preflight.bandwidth import Bandwidths, bandwidth_findings
+from orchestrator.launch.preflight.host_check import ClusterCheck, check_cluster
+from orchestrator.launch.preflight.judgement import launcher_findings
+from orchestrator.launch.preflight.measured import busy_memory, capacity_remarks, measured_hosts
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan

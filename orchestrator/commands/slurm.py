@@ -15,7 +15,8 @@ from orchestrator.config.load import quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.slurm import (
+from orchestrator.launch.slurm.follow import follow
+from orchestrator.launch.slurm.job import (
     Job,
     JobState,
     SlurmError,
@@ -25,8 +26,7 @@ from orchestrator.launch.slurm import (
     submit,
     write_job,
 )
-from orchestrator.launch.slurm_follow import follow
-from orchestrator.launch.slurm_script import JOB_SCRIPT, JobScript
+from orchestrator.launch.slurm.script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
 from orchestrator.report import text
 from orchestrator.run_dir import CommandWords, newest_attempt, write_text

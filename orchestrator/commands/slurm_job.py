@@ -14,8 +14,8 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.control import read_controller
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.launch.slurm import Job, JobState, SlurmError, cancel, job_state, read_job
-from orchestrator.launch.slurm_follow import follow
+from orchestrator.launch.slurm.follow import follow
+from orchestrator.launch.slurm.job import Job, JobState, SlurmError, cancel, job_state, read_job
 from orchestrator.run_dir import newest_attempt
 
 Echo = Callable[[str], None]

@@ -9,10 +9,10 @@ from pathlib import Path
 from orchestrator.checkpoints.catalogue import newest
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.config.schema import RunConfig
-from orchestrator.launch.ending import StoppedBy
-from orchestrator.launch.outcome import Outcome
-from orchestrator.launch.slurm import SlurmError, batch_job, read_job, requeue, write_job
-from orchestrator.launch.slurm_allocation import current_allocation
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.status import StoppedBy
+from orchestrator.launch.slurm.allocation import current_allocation
+from orchestrator.launch.slurm.job import SlurmError, batch_job, read_job, requeue, write_job
 from orchestrator.run_dir import checkpoint_dir
 
 REQUEUE_SECONDS = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.launch.agent_link import AgentLink, Events
-from orchestrator.launch.ending import Ending, Status
+from orchestrator.launch.ending.status import Ending, Status
 from orchestrator.launch.pdsh import remove_private, without, write_private
 from orchestrator.launch.processes import Output, meaning
 from orchestrator.launch.protocol import StartOrder

@@ -17,7 +17,7 @@ from orchestrator.launch.host_filter import filter_text
 from orchestrator.launch.machine import scripts_dir
 from orchestrator.launch.pdsh import WORKER_ENVIRONMENT, pdsh_environment
 from orchestrator.launch.ports import free_port
-from orchestrator.launch.slurm_script import slurm_findings
+from orchestrator.launch.slurm.script import slurm_findings
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import is_this_machine, python_path
 from orchestrator.planning.cluster_spec import ClusterSpec

@@ -13,13 +13,13 @@ from pathlib import Path
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.control import OUTCOME, ControllerRecord, State, Stop, read_stop, write_controller
 from orchestrator.launch.agents import CLOSE_SECONDS, Agents
-from orchestrator.launch.ending import Ending, Status, StoppedBy
-from orchestrator.launch.hang import ProgressWatch, hung
-from orchestrator.launch.outcome import Outcome, outcome_of
+from orchestrator.launch.ending.hang import ProgressWatch, hung
+from orchestrator.launch.ending.outcome import Outcome, outcome_of
+from orchestrator.launch.ending.status import Ending, Status, StoppedBy
 from orchestrator.launch.pdsh import remove_private
 from orchestrator.launch.processes import PROGRESS, Output, StopRequests
 from orchestrator.launch.protocol import BEAT_SECONDS
-from orchestrator.launch.slurm_transport import SrunTransport
+from orchestrator.launch.slurm.transport import SrunTransport
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import LocalTransport, SshTransport, Transport
 from orchestrator.lease import LEASE, RENEW_SECONDS, Lease, LeaseWatch, Request

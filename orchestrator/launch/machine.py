@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.launch import probe
+from orchestrator.launch.preflight import probe
 
 
 def memory_limit_bytes() -> int:

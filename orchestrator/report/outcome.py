@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.control import ControllerRecord
-from orchestrator.launch.outcome import Outcome
-from orchestrator.launch.rank_outcome import RankOutcome
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.rank_outcome import RankOutcome
 
 _MOST_LINES = 40
 _MOST_FRAMES = 15

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.schema import RunConfig
-from orchestrator.planning.search import Candidate, SearchResult, chosen_values
-from orchestrator.planning.search_reasons import against, largest_parts
-from orchestrator.planning.strategies import kinds_of, recommended
+from orchestrator.planning.search.reasons import against, largest_parts
+from orchestrator.planning.search.search import Candidate, SearchResult, chosen_values
+from orchestrator.planning.search.strategies import kinds_of, recommended
 from orchestrator.report.text import findings_report
 from orchestrator.units import format_bytes, format_count, format_seconds
 

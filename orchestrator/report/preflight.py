@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.findings import Finding
-from orchestrator.launch.bandwidth import Bandwidths, in_gb
-from orchestrator.launch.comparison import traits, usual
-from orchestrator.launch.facts import OPERATORS, PACKAGES, TOOLS, HostFacts
-from orchestrator.launch.host_check import ClusterCheck, HostCheck
-from orchestrator.launch.joined import JoinedFinding, folded
+from orchestrator.launch.preflight.bandwidth import Bandwidths, in_gb
+from orchestrator.launch.preflight.comparison import traits, usual
+from orchestrator.launch.preflight.facts import OPERATORS, PACKAGES, TOOLS, HostFacts
+from orchestrator.launch.preflight.host_check import ClusterCheck, HostCheck
+from orchestrator.launch.preflight.joined import JoinedFinding, folded
 from orchestrator.report.text import findings_report
 from orchestrator.units import format_bytes
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.findings import Finding, RuleEntry, Severity
-from orchestrator.launch.diagnosis import Diagnosis, Occurrence
+from orchestrator.launch.ending.diagnosis import Diagnosis, Occurrence
 from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPACITY
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry

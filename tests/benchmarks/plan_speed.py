@@ -10,7 +10,7 @@ import sys
 import time
 
 from orchestrator.config.load import load_config
-from orchestrator.planning.search import search
+from orchestrator.planning.search.search import search
 
 REPETITIONS = 5
 MACHINE_MEMORY_BYTES = 2**40

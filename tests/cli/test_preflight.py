@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config.load import load_config
-from orchestrator.launch import probe
-from orchestrator.launch.fan_out import INJECTED_FACTS, ask_all, run, script
+from orchestrator.launch.preflight import probe
+from orchestrator.launch.preflight.fan_out import INJECTED_FACTS, ask_all, run, script
 from tests.cli.command_line import Ended, orchestrator
 from tests.fake_ssh import FakeSsh, ready_host, running_children
 

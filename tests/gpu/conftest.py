@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.launch.probe import devices
+from orchestrator.launch.preflight.probe import devices
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.config.load import load_config
-from orchestrator.launch.host_check import check_machine
+from orchestrator.launch.preflight.host_check import check_machine
 from orchestrator.planning.cluster_spec import Host
 from tests.cli.command_line import orchestrator
 

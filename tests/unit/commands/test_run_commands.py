@@ -20,7 +20,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.control import OUTCOME, ControllerRecord, Stop, read_stop, write_controller
 from orchestrator.control import State as ControllerState
 from orchestrator.errors import ConfigurationError
-from orchestrator.launch.slurm import Job, write_job
+from orchestrator.launch.slurm.job import Job, write_job
 from orchestrator.lease import Lease
 from orchestrator.presence import Phase, ProgressWriter, RankRecord, write_rank
 from orchestrator.run_dir import Attempt, write_json, write_text

@@ -16,10 +16,10 @@ from orchestrator.config.enums import Command
 from orchestrator.config.load import load_config
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord, State, write_controller
-from orchestrator.launch.ending import Status, StoppedBy
-from orchestrator.launch.outcome import Outcome
-from orchestrator.launch.slurm import Job, parse_job, write_job
-from orchestrator.launch.slurm_follow import follow
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.status import Status, StoppedBy
+from orchestrator.launch.slurm.follow import follow
+from orchestrator.launch.slurm.job import Job, parse_job, write_job
 from orchestrator.run_dir import checkpoint_dir
 
 STOPPED = Outcome(status=Status.interrupted, reason="its time limit is near", stopped_by=StoppedBy.time_limit)

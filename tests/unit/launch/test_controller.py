@@ -23,8 +23,8 @@ import pytest
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.control import Stop, read_controller, read_outcome, request_stop
 from orchestrator.launch.controller import Controller
-from orchestrator.launch.ending import Status, StoppedBy
-from orchestrator.launch.outcome import Outcome
+from orchestrator.launch.ending.outcome import Outcome
+from orchestrator.launch.ending.status import Status, StoppedBy
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.lease import Lease, LeaseWatch, Request
 from orchestrator.presence import RankRecord, write_rank

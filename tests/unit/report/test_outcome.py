@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from orchestrator.launch.ending import Status, StoppedBy
-from orchestrator.launch.outcome import HostOutcome, Outcome
-from orchestrator.launch.rank_outcome import RankOutcome
-from orchestrator.launch.stacks import Frame, StackGroup
+from orchestrator.launch.ending.outcome import HostOutcome, Outcome
+from orchestrator.launch.ending.rank_outcome import RankOutcome
+from orchestrator.launch.ending.stacks import Frame, StackGroup
+from orchestrator.launch.ending.status import Status, StoppedBy
 from orchestrator.report.outcome import failure_report, interruption_report
 
 LOG = Path("/runs/books/attempts/1/launcher.log")
