@@ -108,8 +108,8 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(tmp_path, owner)
     for process in ranks.processes:
         process.join(120)
     assert [process.exitcode for process in ranks.processes] == [1, 1]
-    said = [line for line in ranks.output(0).splitlines() if line.startswith("error: ")]
-    assert said == [line for line in said if line.startswith("error: offload.nvme_path: ")]
+    said = [line for line in ranks.output(0).splitlines() if line.startswith("[rank0]: error: ")]
+    assert said == [line for line in said if line.startswith("[rank0]: error: offload.nvme_path: ")]
     assert len(said) == 1
     assert str(directory) in said[0]
     assert "Traceback" not in ranks.output(0)
