@@ -104,12 +104,14 @@ def ready_host(name: str, **changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_children() -> Iterator[list[int]]:
-    """How many processes this one has started that still run, again and again while the context lasts."""
+    """How many processes this one has started since and that still run, again and again while the context lasts."""
     counts, ended, own = [0], threading.Event(), psutil.Process()
+    # other tests of this process may keep hosts or a fork server
+    earlier = set(own.children())
 
     def sample() -> None:
         while not ended.wait(0.02):
-            counts.append(len(own.children()))
+            counts.append(len(set(own.children()) - earlier))
 
     thread = threading.Thread(target=sample)
     thread.start()
