@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -25,10 +25,12 @@ from typing import IO, Any
 from orchestrator.launch.ports import free_port
 from orchestrator.launch.processes import Session
 from orchestrator.launch.protocol import BEAT_SECONDS, SILENCE_SECONDS, StartOrder, decode, encode
-from orchestrator.launch.rank_watch import RankWatch
+from orchestrator.launch.rank_watch import Changes, RankWatch
 from orchestrator.launch.setup_lines import after_setup
 
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.03
+"""Between two looks at the ranks: well below the second after which the node launcher looks, and ends them all."""
 _MOST_QUEUED = 10_000
 """Lines that wait for a slow link; then the ranks wait to print."""
 _DRAIN_SECONDS = 5.0
@@ -75,7 +77,7 @@ def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
         _report(ranks.look(), replies)
         session.obey(orders.stops)
         replies.beat()
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_LOOK_SECONDS)
     # the launcher may have died before its ranks: what is left of the session goes now
     _report(ranks.scan(), replies)
     replies.say({"event": "exited", "exit_code": process.returncode, "left": ranks.left()})
@@ -193,9 +195,9 @@ def _pass_on(stream: IO[str], replies: Replies) -> None:
             replies.print(line)
 
 
-def _report(changes: Iterable[tuple[int, int, bool]], replies: Replies) -> None:
-    for rank, pid, gone in changes:
-        replies.say({"event": "rank", "rank": rank, "pid": pid, "gone": gone})
+def _report(changes: Changes, replies: Replies) -> None:
+    if changes.seen or changes.gone:
+        replies.say({"event": "ranks", "seen": list(changes.seen.items()), "gone": list(changes.gone.items())})
 
 
 def _remove_swap_files(order: StartOrder) -> None:

@@ -138,10 +138,12 @@ class AgentLink:
                 self.exited = {**message, "asked": self.stopped is not None}
             case "ended":
                 self.ended = True
-            case "rank":
-                sighting = self.ranks.setdefault(message["rank"], RankSighting(message["rank"], message["pid"]))
-                if message["gone"]:
-                    sighting.gone = time.time()
+            case "ranks":
+                now = time.time()
+                for rank, pid in (*message["seen"], *message["gone"]):
+                    self.ranks.setdefault(rank, RankSighting(rank, pid))
+                for rank, _ in message["gone"]:
+                    self.ranks[rank].gone = now
             case _:
                 return
         self.events.put(self)

@@ -5,7 +5,7 @@
     agent       {"event": "ready", "host", "pid", "port"}           it runs; port is free on its host
     controller  {"do": "start", ...}                                a StartOrder, with the secrets of the run
     agent       {"event": "started", "session"}                     the session of what it started
-    agent       {"event": "rank", "rank", "pid", "gone": bool}      a rank was seen, or has gone
+    agent       {"event": "ranks", "seen", "gone"}                  ranks have come or gone: lists of rank and pid
     agent       {"event": "output", "text"}                         a line that was printed
     both        {"event": "beat"}, {"do": "beat"}                   every BEAT_SECONDS
     controller  {"do": "stop"}                                      SIGTERM, later SIGKILL; a second one: SIGKILL now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import psutil
@@ -11,6 +10,14 @@ import psutil
 from orchestrator.launch.processes import Session
 
 _SCAN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Ranks that have come and gone, with their pids."""
+
+    seen: dict[int, int]
+    gone: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -26,22 +33,25 @@ class RankWatch:
     _known: set[int] = field(default_factory=set)
     _scanned: float = float("-inf")
 
-    def look(self) -> Iterator[tuple[int, int, bool]]:
-        """What has changed: rank, pid, and whether it has gone."""
-        for rank, process in list(self.living.items()):
-            if _is_over(process):
-                del self.living[rank]
-                yield rank, process.pid, True
-        if time.monotonic() - self._scanned > _SCAN_SECONDS:
-            yield from self.scan()
+    def look(self) -> Changes:
+        """What has changed since the last time. Ranks that went together are told together: nobody knows which was first."""
+        gone = self._gone()
+        if gone:
+            # one may have ended before those that it brought down, and after it was looked at
+            gone = self._gone()
+        for rank in gone:
+            del self.living[rank]
+        seen = self.scan().seen if time.monotonic() - self._scanned > _SCAN_SECONDS else {}
+        return Changes(seen=seen, gone=gone)
 
     def left(self) -> list[int]:
         """The ranks that still live."""
         return sorted(rank for rank, process in self.living.items() if not _is_over(process))
 
-    def scan(self) -> Iterator[tuple[int, int, bool]]:
+    def scan(self) -> Changes:
         """Look for ranks that were not there before."""
         self._scanned = time.monotonic()
+        seen = {}
         for process in self.session.members():
             if process.pid in self._known:
                 continue
@@ -52,7 +62,11 @@ class RankWatch:
             # what a rank starts inherits its variables
             if _parent_rank(process) is None and rank not in self.living:
                 self.living[rank] = process
-                yield rank, process.pid, False
+                seen[rank] = process.pid
+        return Changes(seen=seen, gone={})
+
+    def _gone(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self.living.items() if _is_over(process)}
 
 
 def _rank_of(process: psutil.Process) -> int | None:

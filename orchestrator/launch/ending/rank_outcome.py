@@ -106,11 +106,12 @@ def _ended_silently(rank: int, host: str, link: AgentLink, sighting: RankSightin
     """A rank that ended without a word.
 
     The node launcher's exit code is its own, unless another one could fail because of it, and leave a report, before the
-    launcher looked.
+    launcher looked, or the launcher itself was stopped before it could say.
     """
-    assert link.exit_code is not None
-    number = signal_of(link.exit_code)
-    code = None if number is None and reported & link.ranks.keys() else link.exit_code if number is None else -number
+    assert link.exit_code is not None and link.exited is not None
+    number = None if link.exited["asked"] else signal_of(link.exit_code)
+    is_unsaid = number is None and (link.exited["asked"] or bool(reported & link.ranks.keys()))
+    code = None if is_unsaid else link.exit_code if number is None else -number
     if code is None:
         told = "vanished without a word: most likely killed (SIGKILL) by the host's out-of-memory killer"
     elif code == OVER_EXIT_CODE:
