@@ -29,8 +29,6 @@ from orchestrator.launch.rank_watch import Changes, RankWatch
 from orchestrator.launch.setup_lines import after_setup
 
 _POLL_SECONDS = 0.1
-_LOOK_SECONDS = 0.03
-"""Between two looks at the ranks: well below the second after which the node launcher looks, and ends them all."""
 _MOST_QUEUED = 10_000
 """Lines that wait for a slow link; then the ranks wait to print."""
 _DRAIN_SECONDS = 5.0
@@ -77,7 +75,7 @@ def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
         _report(ranks.look(), replies)
         session.obey(orders.stops)
         replies.beat()
-        time.sleep(_LOOK_SECONDS)
+        ranks.wait(_POLL_SECONDS)
     # the launcher may have died before its ranks: what is left of the session goes now
     _report(ranks.scan(), replies)
     replies.say({"event": "exited", "exit_code": process.returncode, "left": ranks.left()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from dataclasses import dataclass, field
 
@@ -10,6 +12,8 @@ import psutil
 from orchestrator.launch.processes import Session
 
 _SCAN_SECONDS = 1.0
+_BETWEEN_LOOKS = 0.03
+"""Where the kernel does not tell of the end of a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,19 @@ class RankWatch:
     session: Session
     living: dict[int, psutil.Process] = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)
+    _ends: dict[int, int] = field(default_factory=dict)
+    """File descriptors that can be read as soon as a rank has ended."""
     _scanned: float = float("-inf")
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until a rank ends."""
+        if len(self._ends) < len(self.living):
+            time.sleep(min(seconds, _BETWEEN_LOOKS))
+            return
+        waiting = select.poll()
+        for descriptor in self._ends.values():
+            waiting.register(descriptor, select.POLLIN)
+        waiting.poll(1000 * seconds)
 
     def look(self) -> Changes:
         """What has changed since the last time. Ranks that went together are told together: nobody knows which was first."""
@@ -41,6 +57,8 @@ class RankWatch:
             gone = self._gone()
         for rank in gone:
             del self.living[rank]
+            if rank in self._ends:
+                os.close(self._ends.pop(rank))
         seen = self.scan().seen if time.monotonic() - self._scanned > _SCAN_SECONDS else {}
         return Changes(seen=seen, gone=gone)
 
@@ -63,7 +81,15 @@ class RankWatch:
             if _parent_rank(process) is None and rank not in self.living:
                 self.living[rank] = process
                 seen[rank] = process.pid
+                self._follow(rank, process.pid)
         return Changes(seen=seen, gone={})
+
+    def _follow(self, rank: int, pid: int) -> None:
+        try:
+            self._ends[rank] = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            # it has ended already, or the kernel is older than Linux 5.3: it is looked at again and again
+            return
 
     def _gone(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self.living.items() if _is_over(process)}
