@@ -24,6 +24,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.cli.command_line import Ended
+
 NVME = Path("/mnt/nvme")
 """Where every host has a disk of its own."""
 HOOKS = Path("/mnt/python")
@@ -88,19 +90,6 @@ class Namespaces:
         self._holder.stdin.close()
         self._holder.wait(timeout=30)
         self._holder.stdout.close()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command on a host ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def everything(self) -> str:
-        return self.stdout + self.stderr
 
 
 @dataclass

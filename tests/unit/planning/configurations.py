@@ -14,6 +14,17 @@ from orchestrator.planning.plan import Plan, make_plan
 from orchestrator.units import GIB
 
 ROOT = Path(__file__).parents[3]
+LLAMA_2_70B = ModelConfig(
+    name="llama_2_70b",
+    family=Family.llama,
+    vocab_size=32000,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    max_position_embeddings=4096,
+)
 
 
 def run_config(**changes: Any) -> RunConfig:

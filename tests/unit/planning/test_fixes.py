@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.config.enums import AttentionImplementation, Family, OffloadDevice, Precision, RecomputePolicy
-from orchestrator.config.schema import ClusterConfig, ModelConfig
+from orchestrator.config.enums import AttentionImplementation, OffloadDevice, Precision, RecomputePolicy
+from orchestrator.config.schema import ClusterConfig
 from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.fixes import find_fixes
 from orchestrator.units import GIB
-from tests.unit.planning.configurations import changed, cpu_cluster, gpu_cluster, overridden, plan_of, preset, run_config
+from tests.unit.planning.configurations import (
+    LLAMA_2_70B,
+    changed,
+    cpu_cluster,
+    gpu_cluster,
+    overridden,
+    plan_of,
+    preset,
+    run_config,
+)
 
 MACHINE = 64 * GIB
-LLAMA_2_70B = ModelConfig(
-    name="llama_2_70b",
-    family=Family.llama,
-    vocab_size=32000,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    max_position_embeddings=4096,
-)
 MICRO_ONE = {"training__train_micro_batch_size_per_gpu": 1, "training__gradient_accumulation_steps": 1}
 
 

@@ -37,17 +37,6 @@ LLAMA_2_7B = ModelConfig(
     num_attention_heads=32,
     max_position_embeddings=4096,
 )
-LLAMA_2_70B = ModelConfig(
-    name="llama_2_70b",
-    family=Family.llama,
-    vocab_size=32000,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    max_position_embeddings=4096,
-)
 
 
 def gpu_run(cluster: str = "dgx_a100_80", model: ModelConfig | None = None, **changes: Any) -> RunConfig:

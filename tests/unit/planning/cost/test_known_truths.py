@@ -12,7 +12,8 @@ from orchestrator.config.enums import AttentionImplementation, Family, OffloadDe
 from orchestrator.config.schema import ModelConfig
 from orchestrator.planning.cost.many import step_seconds_many
 from orchestrator.planning.memory.many import Layouts, estimate_many
-from tests.unit.planning.cost.steps import GPT3, LLAMA_2_7B, LLAMA_2_70B, estimated, gpu_run, time_of
+from tests.unit.planning.configurations import LLAMA_2_70B
+from tests.unit.planning.cost.steps import GPT3, LLAMA_2_7B, estimated, gpu_run, time_of
 
 FULL = RecomputePolicy.full
 BATCH = 1536
