@@ -12,24 +12,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
+SCHEMA = {"config.enums", "config.schema", "config.data", "config.training", "config.tracking", "config.sweep"}
+"""The options, which anyone may know."""
 MAY_IMPORT: dict[str, set[str]] = {
     "findings": set(),
     "units": set(),
     "errors": {"findings"},
     "config": {"errors", "findings"},
-    "deepspeed_config": {"config.enums", "config.schema", "errors", "findings", "units"},
-    "planning": {"deepspeed_config", "config.enums", "config.schema", "errors", "findings", "units"},
-    "run_dir": {"config.enums", "config.schema", "errors", "findings"},
+    "deepspeed_config": {*SCHEMA, "errors", "findings", "units"},
+    "planning": {"deepspeed_config", *SCHEMA, "errors", "findings", "units"},
+    "run_dir": {*SCHEMA, "errors", "findings"},
     "lease": set(),
     "presence": {"run_dir"},
     "control": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
-    "tracking": {"config.enums", "config.schema"},
+    "tracking": SCHEMA,
     "launch": {
         "planning",
         "deepspeed_config",
-        "config.enums",
-        "config.schema",
+        *SCHEMA,
         "config.secret_names",
         "run_dir",
         "lease",
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "units",
     },
     "cli": {"commands", "report", "run_dir", "config", "errors", "findings"},
-    "models": {"planning", "config.enums", "config.schema", "errors", "findings"},
+    "models": {"planning", *SCHEMA, "errors", "findings"},
     "worker": {
         "models",
         "planning",

@@ -130,7 +130,42 @@ class DataSource(StrEnum):
 
     python_stdlib = "python_stdlib"
     text = "text"
+    tokens = "tokens"
+    mixture = "mixture"
     synthetic = "synthetic"
+
+
+class Packing(StrEnum):
+    """How sequences are made of documents."""
+
+    stream = "stream"
+    whole_documents = "whole_documents"
+
+
+class TextFormat(StrEnum):
+    """What ``prepare`` reads; ``dataset`` is a Hugging Face dataset that was saved to disk."""
+
+    auto = "auto"
+    jsonl = "jsonl"
+    parquet = "parquet"
+    text = "text"
+    dataset = "dataset"
+
+
+class Direction(StrEnum):
+    """What the best value of a metric is."""
+
+    minimize = "minimize"
+    maximize = "maximize"
+
+
+class View(StrEnum):
+    """How a run is shown while it goes on."""
+
+    auto = "auto"
+    live = "live"
+    lines = "lines"
+    quiet = "quiet"
 
 
 class WandbMode(StrEnum):

@@ -11,7 +11,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from orchestrator.config import calibration, planner, schema, speed
+from orchestrator.config import calibration, data, planner, schema, speed, sweep, tracking, training
 from orchestrator.config.schema import RunConfig
 
 
@@ -100,7 +100,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 @cache
 def _field_documentation(class_name: str) -> dict[str, str]:
     """The text under each field of a schema class; sections need none."""
-    for module in (schema, planner, speed, calibration):
+    for module in (schema, data, training, tracking, sweep, planner, speed, calibration):
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 return dict(_documented_fields(node))

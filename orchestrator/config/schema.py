@@ -12,11 +12,11 @@ from typing import Any
 from omegaconf import MISSING
 
 from orchestrator.config.calibration import CalibrationConfig
+from orchestrator.config.data import DataConfig, PrepareConfig
 from orchestrator.config.enums import (
     Accelerator,
     AttentionImplementation,
     Command,
-    DataSource,
     Estimate,
     Family,
     LauncherBackend,
@@ -27,10 +27,13 @@ from orchestrator.config.enums import (
     PipelineSchedule,
     Precision,
     RecomputePolicy,
-    WandbMode,
+    View,
 )
 from orchestrator.config.planner import PlannerConfig
 from orchestrator.config.speed import SpeedConfig
+from orchestrator.config.sweep import ResultsConfig, SweepConfig
+from orchestrator.config.tracking import TrackingConfig
+from orchestrator.config.training import CheckpointConfig, TrainingConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -282,76 +285,6 @@ class CommunicationConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class DataConfig:
-    """The text, how it becomes tokens, and what is held out."""
-
-    source: DataSource = DataSource.python_stdlib
-    """python_stdlib: this Python's own library source; text: files under path; synthetic: seeded random tokens."""
-    path: str | None = None
-    """A text file, or a folder whose files are read in sorted order (source text)."""
-    file_suffixes: list[str] = field(default_factory=lambda: [".txt", ".md", ".py"])
-    """Files of a folder that count, by the end of their name (source text)."""
-    cache_dir: str = "~/.cache/orchestrator/data"
-    """Where tokenizers and token files are kept; each host needs its own or a shared one."""
-    tokenizer_path: str | None = None
-    """A ``tokenizer.json`` to use; null = a byte-level BPE is trained on the text."""
-    tokenizer_vocab_size: int = 4096
-    """Entries of the tokenizer that is trained; at most model.vocab_size."""
-    max_bytes: int | None = None
-    """Read at most so many bytes of text; null = all."""
-    sequence_length: int = 1024
-    """Tokens of one training sequence."""
-    held_out_fraction: float = 0.02
-    """Share of the sequences that is never trained on."""
-    synthetic_tokens: int = 1_000_000
-    """Length of the random token stream (source synthetic)."""
-    ignore_fraction: float = 0.0
-    """Share of the labels that is ignored, chosen at random from the seed (source synthetic)."""
-
-
-@dataclass(kw_only=True, slots=True)
-class TrainingConfig:
-    """Batch sizes and length of the run. train = micro x accumulation x data-parallel size; any two give the third."""
-
-    train_batch_size: int | None = None
-    """Sequences of one optimizer step over all ranks."""
-    train_micro_batch_size_per_gpu: int | None = None
-    """Sequences of one forward and backward pass of one rank."""
-    gradient_accumulation_steps: int | None = None
-    """Passes of one rank before an optimizer step."""
-    max_steps: int = 100
-    """Optimizer steps of the whole run."""
-    gradient_clipping: float = 1.0
-    """Largest global gradient norm; 0 = off."""
-    label_smoothing: float = 0.0
-    """Share of the target's probability that is spread over the vocabulary, 0 to below 1; held-out losses are not smoothed."""
-    freeze: list[str] = field(default_factory=list)
-    """Regular expressions; a parameter in whose name one is found is not trained: ``"training.freeze=['layers\\.0\\.']"``."""
-    evaluate_every: int = 0
-    """Optimizer steps between evaluations on the held-out part; 0 = only at the end."""
-    evaluate_sequences: int = 256
-    """Held-out sequences of one evaluation, at most."""
-    log_every: int = 1
-    """Optimizer steps between two entries of the metrics."""
-
-
-@dataclass(kw_only=True, slots=True)
-class CheckpointConfig:
-    """Saving and resuming."""
-
-    save_every: int = 0
-    """Optimizer steps between checkpoints; 0 = none before the end."""
-    save_at_end: bool = True
-    """Save after the last step."""
-    keep: int = 2
-    """Newest checkpoints to keep; 0 = all."""
-    save_on_stop: bool = True
-    """Save after the step in hand when the run is asked to stop (Ctrl-C once, orchestrator stop, a time limit)."""
-    resume: bool = False
-    """Go on from the newest complete checkpoint of run_dir, as a new attempt. Finding none is an error."""
-
-
-@dataclass(kw_only=True, slots=True)
 class ExportConfig:
     """``export``: a checkpoint of ``run_dir`` as a Hugging Face folder."""
 
@@ -363,22 +296,6 @@ class ExportConfig:
     """Format of the exported weights; null = the run's."""
     max_shard_gb: float = 5.0
     """A safetensors file is not made larger, GB."""
-
-
-@dataclass(kw_only=True, slots=True)
-class TrackingConfig:
-    """Where metrics go beside ``metrics.jsonl``, which is always written."""
-
-    wandb: WandbMode = WandbMode.auto
-    """How Weights & Biases is used."""
-    project: str = "orchestrator"
-    """Project of the W&B run."""
-    entity: str | None = None
-    """W&B team or user; null = the key's own."""
-    group: str | None = None
-    """Group of the W&B run; null = none."""
-    tags: list[str] = field(default_factory=list)
-    """Tags of the W&B run."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -447,6 +364,8 @@ class RunConfig:
     """validate: closed_form; exact also builds the engine of each class of ranks on this CPU and counts its bytes."""
     measure: bool = False
     """calibrate: measure this host (offload.nvme_path: its NVMe too); beside run directories, also fit to them."""
+    view: View = View.auto
+    """launch, logs: how a run is shown while it goes on; auto = live on a terminal, else lines."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     follow: bool = False
@@ -482,10 +401,13 @@ class RunConfig:
     lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    results: ResultsConfig = field(default_factory=ResultsConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from orchestrator.config.schema import RunConfig, TrainingConfig
+from orchestrator.config.schema import RunConfig
+from orchestrator.config.training import TrainingConfig
 from orchestrator.findings import Finding, error, has_error
 
 _LARGEST = 10**9

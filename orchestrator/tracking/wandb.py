@@ -11,7 +11,7 @@ from typing import Any, cast
 from urllib.parse import urlparse
 
 from orchestrator.config.enums import WandbMode
-from orchestrator.config.schema import TrackingConfig
+from orchestrator.config.tracking import TrackingConfig
 from orchestrator.tracking.tracker import RunDescription
 
 DEFAULT_BASE_URL = "https://api.wandb.ai"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.schema import CheckpointConfig, TrainingConfig
+from orchestrator.config.training import CheckpointConfig, TrainingConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.memory.device import StageLoad
 from orchestrator.planning.memory.states import rank_states

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
-from orchestrator.config.schema import DataConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 

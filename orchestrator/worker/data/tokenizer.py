@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from orchestrator.config.schema import DataConfig
+from orchestrator.config.data import DataConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 from orchestrator.worker.data.cache import cache_key, cached_folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.enums import WandbMode
-from orchestrator.config.schema import TrackingConfig
+from orchestrator.config.tracking import TrackingConfig
 from orchestrator.tracking.tracker import RunDescription
 from orchestrator.tracking.wandb import WandbTracker, decide_mode
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
-from orchestrator.config.schema import DataConfig
 from orchestrator.presence import Phase, Progress, read_progress
 from orchestrator.worker.data.corpus import PIECE_BYTES, find_corpus
 from orchestrator.worker.progress import ProgressSigns

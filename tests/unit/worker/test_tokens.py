@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
-from orchestrator.config.schema import DataConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.worker.data.corpus import find_corpus
 from orchestrator.worker.data.tokenizer import END_OF_TEXT, obtain_tokenizer
