@@ -27,9 +27,9 @@ from orchestrator.config.schema import (
     OptimizerConfig,
     PrecisionConfig,
     RunConfig,
-    TrainingConfig,
     ZeroConfig,
 )
+from orchestrator.config.training import TrainingConfig
 from orchestrator.deepspeed_config.effective import Effective
 from orchestrator.deepspeed_config.lint_batch import Batch, autotp_size
 from orchestrator.deepspeed_config.lint_rules import lint_rule
