@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presence": {"run_dir"},
     "control": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
+    "tokens": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
         "planning",
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {
         "launch",
         "checkpoints",
+        "tokens",
         "run_dir",
         "lease",
         "presence",
@@ -62,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "planning",
         "checkpoints",
+        "tokens",
         "tracking",
         "run_dir",
         "lease",
