@@ -1,1 +1,1 @@
-"""Token files: Megatron's ``.bin``/``.idx`` with a manifest, and the one stream of tokens they make. numpy alone."""
+"""Token files and the arithmetic of the sequences in them: numpy alone, shared by the workers and by ``validate``."""

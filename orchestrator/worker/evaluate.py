@@ -12,7 +12,8 @@ from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
 
-from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader
+from orchestrator.worker.data.batches import Batch, BatchReader
+from orchestrator.worker.data.sequences import IGNORED
 
 
 def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None]) -> float | None:
