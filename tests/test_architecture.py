@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presence": {"run_dir"},
     "control": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
+    "tokens": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
         "planning",
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "commands": {
         "launch",
         "checkpoints",
+        "tokens",
         "run_dir",
         "tokens",
         "lease",
@@ -65,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "planning",
         "checkpoints",
+        "tokens",
         "tracking",
         "run_dir",
         "tokens",
