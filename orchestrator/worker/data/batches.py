@@ -32,6 +32,9 @@ class Batch:
 
     input_ids: NDArray[np.int64]
     labels: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
+    """Distance of each token to the first of its document in this row: attention and positions start anew at each 0.
+    None: a row is one document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
