@@ -13,7 +13,8 @@ from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
 
-from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader
+from orchestrator.worker.data.batches import Batch, BatchReader
+from orchestrator.worker.data.sequences import IGNORED
 from orchestrator.worker.step import model_inputs, pipeline_inputs
 
 
