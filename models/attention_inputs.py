@@ -97,9 +97,10 @@ class AttentionInputs:
 
     def _made_for(self, positions: Tensor) -> dict[Any, Any]:
         """What is made once for these positions. ZeRO-3 hands every block another tensor with the same memory."""
-        if self._documents is None or not self._documents.positions.is_set_to(positions):
-            self._documents = _Documents(positions)
-        return self._documents.made
+        known = self._documents
+        if known is None or not (known.positions is positions or known.positions.is_set_to(positions)):
+            known = self._documents = _Documents(positions)
+        return known.made
 
     def _rows(self, tables: tuple[Tensor, Tensor], positions: Tensor) -> Any:
         """The rotary tables of each token, (micro_batch, sequence, width)."""

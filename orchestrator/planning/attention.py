@@ -68,6 +68,11 @@ def attention_kernel(
     return AttentionKernel.fused
 
 
+def gets_document_masks(spec: ModelSpec, kernels: Kernels) -> bool:
+    """Whether attention is given masks that keep documents apart; flash attention is told where they begin."""
+    return kernels.masks_documents and spec.attention_implementation is not AttentionImplementation.flash_attention_2
+
+
 def mask_element_bytes(dtype_bytes: int, accelerator: Accelerator) -> int:
     """Bytes of one element of a dropout mask: torch keeps the scaled noise on CPU and a boolean on CUDA."""
     return dtype_bytes if accelerator is Accelerator.cpu else 1
@@ -150,7 +155,7 @@ def recomputed_attention_bytes(
     grouped = spec.num_key_value_heads < spec.num_attention_heads
     if kernel is AttentionKernel.fused:
         heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
-        copied = 2 * widths.query if grouped and kernels.masks_documents and _takes_mask(spec) else 0
+        copied = 2 * widths.query if grouped and gets_document_masks(spec, kernels) else 0
         return micro_batch * sequence_length * ((widths.query + copied) * dtype_bytes + heads * STATISTIC_BYTES)
     batched = (micro_batch > 1) * 1
     if kernel is AttentionKernel.math:
@@ -245,16 +250,11 @@ def _fused_matrix_elements(
             return old_selves * (micro_batch == 1) if dtype_bytes == FP32_BYTES and not grouped else 0
 
 
-def _takes_mask(spec: ModelSpec) -> bool:
-    """Whether a fused kernel of this model can be given a mask; flash attention cannot."""
-    return spec.attention_implementation is AttentionImplementation.sdpa
-
-
 def _is_masked(spec: ModelSpec, kernels: Kernels, sequence_length: Size) -> Size:
     """1 where a fused kernel gets an explicit mask: of documents, or of a window that the sequence reaches."""
-    if kernels.masks_documents and _takes_mask(spec):
+    if gets_document_masks(spec, kernels):
         return 1
     window = sliding_window(spec)
-    if window is None or not _takes_mask(spec):
+    if window is None or spec.attention_implementation is not AttentionImplementation.sdpa:
         return 0
     return (sequence_length >= window.tokens) * 1

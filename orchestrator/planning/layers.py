@@ -17,6 +17,7 @@ from orchestrator.planning.attention import (
     STATISTIC_BYTES,
     attention_boundary_bytes,
     attention_kernel,
+    gets_document_masks,
     mask_element_bytes,
     recomputed_attention_bytes,
     saved_attention_bytes,
@@ -248,7 +249,7 @@ def document_mask_bytes(
     Numbers in the model's format for each pair of tokens; none for flash attention.
     """
     pairs = micro_batch * sequence_length * sequence_length
-    if not kernels.masks_documents or spec.attention_implementation is AttentionImplementation.flash_attention_2:
+    if not gets_document_masks(spec, kernels):
         return 0 * pairs
     window = sliding_window(spec)
     reached = 0 if window is None else (sequence_length >= window.tokens) * (window.layers < spec.num_hidden_layers)
