@@ -9,8 +9,10 @@ from orchestrator.config.enums import Accelerator, PipelineSchedule, RecomputePo
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.kernels import OURS, Kernels
 from orchestrator.planning.layers import (
+    document_mask_bytes,
     embedding_activation_bytes,
     final_norm_activation_bytes,
+    keeps_document_masks,
     kept_input_bytes,
     layer_activation_bytes,
     layer_working_bytes,
@@ -99,7 +101,26 @@ def stage_activation_bytes(spec: ModelSpec, stage: Stage, passed: Pass, *, in_fl
         )
     if stage.has_final_norm:
         total = total + final_norm_activation_bytes(spec, **passed.sizes_and_kernels)
-    return total * in_flight
+    return total * in_flight + (latest_mask_bytes(spec, passed) if stage.num_layers > 0 else 0)
+
+
+def latest_mask_bytes(spec: ModelSpec, passed: Pass) -> Size:
+    """Masks of the latest micro-batch's documents, where autograd does not keep those of all in flight."""
+    keeps = keeps_document_masks(
+        spec,
+        dtype_bytes=passed.dtype_bytes,
+        recompute=passed.recompute,
+        accelerator=passed.accelerator,
+        kernels=passed.kernels,
+    )
+    masks = document_mask_bytes(
+        spec,
+        micro_batch=passed.micro_batch,
+        sequence_length=passed.sequence_length,
+        dtype_bytes=passed.dtype_bytes,
+        kernels=passed.kernels,
+    )
+    return masks * (not keeps)
 
 
 def host_activation_bytes(spec: ModelSpec, stage: Stage, passed: Pass, *, in_flight: Size) -> Size:
@@ -141,6 +162,7 @@ def pipeline_buffer_bytes(spec: ModelSpec, passed: Pass, *, in_flight: Size, pip
 
     The output of each micro-batch in flight, for at least two (``schedule.py:TrainSchedule.num_pipe_buffers``), one
     receive buffer and one gradient buffer, each micro-batch x sequence x hidden, a shard of it with sequence parallelism.
+    Positions within documents are received and kept beside them; the embedding counts their bytes.
     """
     boundary = passed.micro_batch * passed.sequence_length * spec.hidden_size * passed.dtype_bytes
     if passed.sequence_parallel:

@@ -15,6 +15,7 @@ from orchestrator.config.enums import Accelerator
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec
+from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.activations import Pass, host_activation_bytes, in_flight_micro_batches
 from orchestrator.planning.memory.device import Phase, PhaseComponents, StageLoad, phase_components, with_in_flight
@@ -208,6 +209,7 @@ class Estimator:
             partition_activations=checkpointing.partition_activations,
             cpu_checkpointing=checkpointing.cpu_checkpointing,
             accelerator=self.settings.accelerator,
+            kernels=Kernels(masks_documents=self.config.data.reset_at_documents),
         )
 
     def _shape(self, held: Sequence[Stage]) -> RankShape:
