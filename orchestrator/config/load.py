@@ -67,18 +67,6 @@ def load_config(overrides: Sequence[str], *, config_dir: Path | None = None) -> 
     return config
 
 
-def check_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> None:
-    """Check the keys and the groups of a multirun's overrides; each point is checked whole when its turn comes.
-
-    Raises:
-        ConfigurationError: with every problem.
-    """
-    with hydra_context(config_dir) as loader:
-        _, findings = check_overrides(overrides, loader, sweep=True)
-    if findings:
-        raise ConfigurationError(findings)
-
-
 def config_from_composed(composed: DictConfig) -> RunConfig:
     """Check what ``@hydra.main`` composed.
 
