@@ -28,7 +28,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"run_dir"},
     "sweep_point": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
-    "tokens": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
         "planning",
@@ -36,7 +35,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         *SCHEMA,
         "config.secret_names",
         "run_dir",
-        "tokens",
         "lease",
         "presence",
         "control",
@@ -71,7 +69,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokens",
         "tracking",
         "run_dir",
-        "tokens",
         "lease",
         "presence",
         "config",
