@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lease": set(),
     "presence": {"run_dir"},
     "control": {"run_dir"},
+    "script": {"worker.trainer_report"},
     "checkpoints": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run_dir",
         "lease",
         "presence",
+        "script",
         "config",
         "deepspeed_config",
         "errors",
