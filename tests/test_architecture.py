@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "presence": {"run_dir"},
     "control": {"run_dir"},
     "sweep_point": {"run_dir"},
+    "script": {"worker.trainer_report"},
     "checkpoints": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
@@ -71,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run_dir",
         "lease",
         "presence",
+        "script",
         "config",
         "deepspeed_config",
         "errors",

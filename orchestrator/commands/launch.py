@@ -16,6 +16,7 @@ from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
+from orchestrator.commands.own_script import resumed_script, script_entry
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
@@ -64,6 +65,7 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
@@ -124,7 +126,7 @@ def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False
             return ready.result()
         plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
     if config.checkpoint.resume:
-        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        resume_tag, resume_remarks = _resumed(config, plan, run_dir)
         remarks += resume_remarks
     return PreparedLaunch(
         config=config,
@@ -189,6 +191,7 @@ def absolute_paths(config: RunConfig) -> dict[str, str]:
         "data.path": config.data.path,
         "data.cache_dir": config.data.cache_dir,
         "data.tokenizer_path": config.data.tokenizer_path,
+        "training.script": config.training.script,
     }
     return {option: str(Path(os.path.expanduser(path)).absolute()) for option, path in paths.items() if path}  # noqa: PTH111 - Path's raises for unknown users
 
@@ -200,6 +203,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
+
+
+def _resumed(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str | None, list[Finding]]:
+    """The checkpoint to go on from, and what to know about it; a script of the user's own finds its own."""
+    findings = resumed_script(config, run_dir)
+    if has_error(findings):
+        raise ConfigurationError(findings)
+    return (None, findings) if config.training.script else _resume_tag(config, plan, run_dir)
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -252,7 +263,8 @@ def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunConte
         "dropout": plan.model.dropout,
     }
     ds_config = compiled(config, plan, nvme_directory=_nvme_directory(config))
-    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words)
+    script = script_entry(config)
+    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words, script=script)
 
 
 def _nvme_directory(config: RunConfig) -> str | None:
@@ -265,7 +277,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None and not prepared.starts_over:
+    if not (prepared.config.checkpoint.resume or prepared.starts_over):
         return start_run(prepared.run_dir, contents)
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 

@@ -144,7 +144,7 @@ class MemoryEstimate:
         return tuple(equal.nvme._replace(host=host.name) for equal in self.equal_hosts for host in self._hosts_of(equal))
 
     def _hosts_of(self, equal: EqualHosts) -> Sequence[Host]:
-        return self.hosts[equal.first : equal.first + equal.count]
+        return self.hosts[equal.first : equal.first + equal.num_hosts]
 
     def to_dict(self) -> dict[str, Any]:
         """The ``memory`` object of ``output=json``."""

@@ -69,7 +69,7 @@ class EqualHosts(NamedTuple):
 
     first: int
     """Its place in the cluster."""
-    count: int
+    num_hosts: int
     memory: HostMemory
     nvme: NvmeMemory
 
