@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "findings",
         "units",
     },
-    "report": {"planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
+    "report": {"planning", "launch", "control", "presence", "sweep_point", "tokens", "config", "findings", "units"},
     "commands": {
         "launch",
         "checkpoints",
