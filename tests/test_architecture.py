@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "findings",
         "units",
     },
-    "report": {"planning", "launch", "control", "presence", "config", "findings", "units"},
+    "report": {"planning", "tokens", "launch", "control", "presence", "config", "findings", "units"},
     "commands": {
         "launch",
         "checkpoints",

@@ -19,6 +19,7 @@ from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPA
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
 from orchestrator.report.accuracy import estimate_note
+from orchestrator.report.data import data_report
 from orchestrator.report.step_time import time_report
 from orchestrator.units import format_bytes, format_count, format_seconds
 
@@ -30,8 +31,8 @@ _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
 def plan_report(plan: Plan) -> list[RenderableType]:
-    """Model, layout, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
-    report: list[RenderableType] = [_summary(plan)]
+    """Model, layout, data, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
+    report: list[RenderableType] = [_summary(plan), *data_report(plan.data)]
     if plan.partition is not None and len(plan.partition.stages) > 1:
         report.append(_partition_table(plan))
     if plan.memory is not None:
