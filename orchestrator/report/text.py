@@ -98,9 +98,10 @@ def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:
 def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[RenderableType]:
     """How a run ended well, and where everything lies."""
     table = _plain_table("result", "")
+    rate = result["tokens_per_second"]
     rows = {
         "steps": f"{result['steps']} in {format_seconds(result['seconds'])}",
-        "throughput": f"{format_count(result['tokens_per_second'])} tokens/s",
+        "throughput": "-" if rate is None else f"{format_count(rate)} tokens/s",
         "final loss": _number(result["final_loss"]),
         "held-out loss": _number(result["held_out_loss"]),
         "entropy of the token frequencies": _number(result["unigram_entropy"]),

@@ -53,7 +53,7 @@ def find_data(config: RunConfig, *, model_vocab_size: int, advanced: Callable[[]
     if not stores:
         prepared = prepare_data(config, model_vocab_size=model_vocab_size, advanced=advanced)
         return RunData(
-            sources={config.data.source.value: prepared.token_file},
+            sources={config.data.source.value: prepared.tokens},
             evaluation=evaluation,
             model_vocab_size=model_vocab_size,
             tokenizer_path=prepared.tokenizer_path,
