@@ -8,9 +8,9 @@ from pathlib import Path
 
 from orchestrator.config.schema import RunConfig
 from orchestrator.tokens.sources import open_sources
+from orchestrator.tokens.store import TokenStore
 from orchestrator.units import format_count
 from orchestrator.worker.data.prepare import prepare_data
-from orchestrator.worker.data.sequences import TokenStream
 from orchestrator.worker.progress import say
 
 
@@ -18,8 +18,8 @@ from orchestrator.worker.progress import say
 class RunData:
     """Stores by name: the sources of training in the order of the blend, and the further held-out sets."""
 
-    sources: Mapping[str, TokenStream]
-    evaluation: Mapping[str, TokenStream] = field(default_factory=dict)
+    sources: Mapping[str, TokenStore]
+    evaluation: Mapping[str, TokenStore] = field(default_factory=dict)
     model_vocab_size: int
     """Rows of the model's embedding: every token is below it."""
     tokenizer_path: Path | None = None
