@@ -16,6 +16,7 @@ from orchestrator.planning.rules import (
     partition,
     pipeline,
     precision,
+    profile,
     ranges,
     recompute,
     unused,
@@ -38,6 +39,7 @@ SUBJECTS = (
     freeze,
     learning_rate,
     optimizer,
+    profile,
     environment,
     unused,
 )
