@@ -45,9 +45,12 @@ def profile_ranks(context: RuleContext) -> Iterator[Finding]:
 
 @rule("profile-nothing", "a profile has steps, ranks and something to record", Severity.info)
 def profile_nothing(context: RuleContext) -> Iterator[Finding]:
-    """Without one of them nothing is recorded."""
-    profile = context.config.training.profile
-    if not profile.steps:
+    """Without one of them nothing is recorded; a script of the user's own takes steps that we do not see."""
+    script, profile = context.config.training.script, context.config.training.profile
+    if script is not None and profile.steps:
+        message = f"{_listed(profile.steps)} has no effect: training.script takes its own steps"
+        yield info("profile-nothing", f"{_FIELD}.steps", message, f"set {_FIELD}.steps=[], and profile in the script")
+    elif not profile.steps:
         if profile.memory or not profile.trace or profile.ranks != [0]:
             yield info(
                 "profile-nothing",

@@ -42,6 +42,14 @@ CASES = [
     Broken(
         "profile-nothing",
         INFO,
+        "training.profile.steps",
+        profile(steps=[1]) | {"training__script": "train.py"},
+        ("training.script",),
+        ("training.profile.steps=[]",),
+    ),
+    Broken(
+        "profile-nothing",
+        INFO,
         "training.profile.ranks",
         profile(steps=[1], ranks=[]),
         ("no step",),
