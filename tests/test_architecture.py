@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "findings"},
     "deepspeed_config": {*SCHEMA, "errors", "findings", "units"},
     "planning": {"deepspeed_config", *SCHEMA, "errors", "findings", "units"},
-    "tokens": {"errors", "findings", "units"},
+    "tokens": {*SCHEMA, "errors", "findings", "units"},
     "run_dir": {*SCHEMA, "errors", "findings"},
     "lease": set(),
     "presence": {"run_dir"},

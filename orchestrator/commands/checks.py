@@ -183,6 +183,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("data-size", _E, "the text makes enough sequences"),
         ("data-cache", _E, "data.cache_dir can be written to"),
         ("tokenizer-file", _E, "the tokenizer file can be read"),
+        ("token-files", _E, "prepared tokens and Megatron files are whole"),
     ),
 }
 

@@ -83,8 +83,8 @@ def packed_table(document_ends: NDArray[np.int64], *, sequence_length: int) -> N
     A document of more than ``sequence_length + 1`` tokens is cut into full sequences that overlap by one token, so that each
     of its tokens but the first is predicted once; what remains of it shares a sequence with the next documents.
 
-    ``document_ends`` (int64, ascending) are the ends of the documents in the stream. A document costs about 0.1 microseconds
-    and a sequence as much; memory does not grow with the documents, only with the table of the sequences.
+    ``document_ends`` (int64, ascending) are the ends of the documents in the stream. A document costs about 0.2 microseconds
+    with its sequence; memory does not grow with the documents, only with the table of the sequences.
     """
     tables: list[NDArray[np.int64]] = []
     pending = np.empty((2, 0), dtype=np.int64)
@@ -114,10 +114,10 @@ def _pieces(begin: int, ends: NDArray[np.int64], length: int) -> NDArray[np.int6
 
 def _filled(pieces: NDArray[np.int64], *, capacity: int) -> NDArray[np.int64]:
     """Starts and stops of the sequences that hold ``pieces`` in their order, as many in each as fit."""
-    filled = np.cumsum(pieces[1] - pieces[0])
-    before = np.concatenate([[0], filled[:-1]])
+    sizes = pieces[1] - pieces[0]
+    filled = np.cumsum(sizes)
     # For each piece: the first that does not fit into the sequence that it begins.
-    following = np.searchsorted(filled, before + capacity, side="right").tolist()
+    following = np.searchsorted(filled, filled - sizes + capacity, side="right").tolist()
     firsts: list[int] = []
     piece = 0
     while piece < len(following):
