@@ -17,6 +17,7 @@ from tests.unit.planning.rules import (
     test_precision,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
@@ -30,6 +31,7 @@ MODULES = (
     test_precision,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
