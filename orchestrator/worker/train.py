@@ -23,7 +23,8 @@ from orchestrator.tracking.wandb import WandbTracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.checkpoint import Position, load_checkpoint
-from orchestrator.worker.data.prepare import PreparedData, batch_reader, data_identity, prepare_data
+from orchestrator.worker.data.prepare import PreparedData, prepare_data
+from orchestrator.worker.data.reader import batch_reader, data_identity
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
