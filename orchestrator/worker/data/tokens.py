@@ -50,6 +50,16 @@ class TokenFile:
         return self.index.num_tokens
 
     @property
+    def num_documents(self) -> int:
+        """Where they end is not kept."""
+        return 1
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """See ``TokenIndex``."""
+        return self.index.unigram_entropy
+
+    @property
     def document_ends(self) -> NDArray[np.int64]:
         """Where each document ends: not kept, so the whole file is one."""
         return np.array([self.index.num_tokens], dtype=np.int64)
