@@ -1,8 +1,8 @@
 """How much of a pipeline's time its stages wait: measured around the passes that the engine runs.
 
-The bubble is ``1 - busy / time``: ``busy`` is what a stage, on average, spends in forward and backward passes, and ``time`` lasts
-from the first forward pass of the first stage to its last backward pass, which is the last of the pipeline. Transfers count as
-waiting, collectives within a pass as work; reductions and the update come after it.
+The bubble is ``1 - busy / time``: ``busy`` is what a stage, on average, spends in forward and backward passes, and ``time``
+lasts from the first forward pass of the first stage to its last backward pass, which is the last of the pipeline. Transfers
+count as waiting, collectives within a pass as work; reductions and the update come after it.
 """
 
 from __future__ import annotations
