@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lease": set(),
     "presence": {"run_dir"},
     "control": {"run_dir"},
+    "sweep_point": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
     "tracking": SCHEMA,
     "launch": {
@@ -40,11 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "findings",
         "units",
     },
-    "report": {"planning", "launch", "control", "presence", "config", "findings", "units"},
+    "report": {"planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
     "commands": {
         "launch",
         "checkpoints",
         "run_dir",
+        "sweep_point",
         "lease",
         "presence",
         "control",
