@@ -31,6 +31,7 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    results,
     rules,
     slurm_job,
     slurm_restart,
@@ -189,6 +190,8 @@ def _run_command(arguments: Arguments) -> int:
         return _sweep(arguments, overrides)
     if arguments.command is Command.calibrate:
         return _calibrate(arguments)
+    if arguments.command is Command.results:
+        return _results(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     if arguments.command in _RUN_COMMANDS:
@@ -241,6 +244,12 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
     return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+
+
+def _results(arguments: Arguments) -> int:
+    names, overrides = named_run.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    return _finish(results.run(config, names), config.output)
 
 
 def _calibrate(arguments: Arguments) -> int:
@@ -426,5 +435,6 @@ _HELP = {
     Command.status: status.HELP,
     Command.logs: logs.HELP,
     Command.stop: stop.HELP,
+    Command.results: results.HELP,
     Command.calibrate: calibrate.HELP,
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.launch.slurm.job import JOB_RECORD
+from orchestrator.run_dir import newest_attempt
 from orchestrator.sweep_point import POINT, SWEEP
 
 _MOST_FOLDERS = 100_000
@@ -32,28 +33,32 @@ class FoundRun:
 
 @dataclass(slots=True)
 class Search:
-    """The search through folders. ``unreadable`` are those that could not be looked into."""
+    """The search through folders."""
 
     unreadable: list[Path] = field(default_factory=list)
+    """Folders that could not be looked into."""
+    empty: list[Path] = field(default_factory=list)
+    """Folders that were named and hold no run."""
     _seen: set[Path] = field(default_factory=set)
     _looked: int = 0
 
-    def runs(self, folders: Sequence[Path]) -> dict[Path, list[FoundRun]]:
-        """The runs in each of ``folders``, in the order of their names; a run that lies in several is the first's.
+    def runs(self, folders: Sequence[Path]) -> list[FoundRun]:
+        """The runs in ``folders``, in the order of their names; one that lies in several is found once.
 
         Raises:
             TooManyFoldersError: one of the folders cannot be searched.
         """
-        return {folder: list(self._runs_in(folder, alone=len(folders) == 1)) for folder in folders}
-
-    def _runs_in(self, folder: Path, *, alone: bool) -> Iterator[FoundRun]:
-        self._looked = 0
-        for path, sweep_dir in self._walk(folder, self._sweep_of(folder)):
-            if (place := path.resolve()) not in self._seen:
-                self._seen.add(place)
-                inside = path.relative_to(folder)
-                name = str(inside if alone and inside.parts else folder / inside)
-                yield FoundRun(path=path, name=name, sweep_dir=sweep_dir)
+        found: list[FoundRun] = []
+        for folder in folders:
+            self._looked = 0
+            inside = list(self._walk(folder, self._sweep_of(folder)))
+            if not inside:
+                self.empty.append(folder)
+            for path, sweep_dir in inside:
+                if (place := path.resolve()) not in self._seen:
+                    self._seen.add(place)
+                    found.append(FoundRun(path=path, name=_name(path, folder, len(folders) == 1), sweep_dir=sweep_dir))
+        return found
 
     def _walk(self, folder: Path, sweep_dir: Path | None) -> Iterator[tuple[Path, Path | None]]:
         self._looked += 1
@@ -65,7 +70,7 @@ class Search:
         except OSError:
             self.unreadable.append(folder)
             return
-        if POINT in names or names.get("attempts") or JOB_RECORD in names:
+        if POINT in names or JOB_RECORD in names or (names.get("attempts") and newest_attempt(folder) is not None):
             yield folder, sweep_dir
             return
         inner = folder if SWEEP in names else sweep_dir
@@ -76,6 +81,11 @@ class Search:
         """A point may be named without its sweep."""
         above = folder.absolute().parent
         return above if (above / SWEEP).is_file() else None
+
+
+def _name(path: Path, folder: Path, alone: bool) -> str:
+    inside = path.relative_to(folder)
+    return str(inside if alone and inside.parts else folder / inside)
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
