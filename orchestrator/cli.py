@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from hydra import main as hydra_main
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
@@ -42,12 +44,13 @@ from orchestrator.commands import (
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.enums import Command, Estimate, Output
+from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
+from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, CommandWords, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
@@ -243,7 +246,13 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
         console.print(line, soft_wrap=True)
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
-    return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+    if result is None:
+        attempt = named_run.attempt_of(run_dir)
+        view = _view(config, console) if config.follow else View.lines
+        # a log has everything that the ranks print: who wants it quiet waits for the end alone
+        with followed(view, console, attempt.path, unusual=lambda _line: False) as shown:
+            result = run(config, attempt, shown)
+    return _finish(result, config.output)
 
 
 def _results(arguments: Arguments) -> int:
@@ -354,7 +363,16 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
         for part in parts:
             console.print(part, soft_wrap=True)
 
-    return launch.start(prepared, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True), show)
+    def echo(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    follow = partial(followed, _view(prepared.config, console), console)
+    return launch.start(prepared, echo, show, follow=follow)
+
+
+def _view(config: RunConfig, console: Console) -> View:
+    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
+    return view_of(config.view, console, shares_terminal=in_sweep or config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:

@@ -60,8 +60,9 @@ def _option_cells(table: ResultsTable) -> list[tuple[str, Cell]]:
 
 
 def _measured_cells(table: ResultsTable) -> list[tuple[str, Cell]]:
+    metric_name = table.metric_name
     return [
-        (_broken(table.metric_name or "metric"), lambda row: _metric(row, table)),
+        (_broken(metric_name or "metric"), lambda row: _metric(row, metric_name, is_best=row.path in table.best)),
         ("steps", _steps),
         ("tokens/s", lambda row: _text(row.tokens_per_second, format_count)),
         ("MFU", lambda row: _text(row.mfu, lambda share: f"{share:.1%}")),
@@ -71,11 +72,11 @@ def _measured_cells(table: ResultsTable) -> list[tuple[str, Cell]]:
     ]
 
 
-def _metric(row: Row, table: ResultsTable) -> str:
+def _metric(row: Row, usual_name: str | None, *, is_best: bool) -> str:
     if row.metric is None:
         return "-"
-    name = "" if row.metric_name == table.metric_name else f" {row.metric_name}"
-    return f"{_BEST if row.path in table.best else ''}{row.metric:.5g}{name}"
+    name = "" if row.metric_name == usual_name else f" {row.metric_name}"
+    return f"{_BEST if is_best else ''}{row.metric:.5g}{name}"
 
 
 def _steps(row: Row) -> str:
