@@ -18,6 +18,7 @@ from orchestrator.presence import Phase
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_seconds
 from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.bubble import bubble_fraction
 from orchestrator.worker.checkpoint import Position, save_checkpoint
 from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.evaluate import held_out_loss
@@ -119,6 +120,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _log_step(training: Training, position: Position, outcome: StepOutcome, step_seconds: float) -> None:
+    bubble = bubble_fraction(training.engine)
     if training.tracker is None:
         return
     rates = training.throughput.rates(step_seconds)
@@ -129,6 +131,7 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
         rates=rates,
         memory_bytes=memory_peak().peak_bytes,
         consumed_samples=position.consumed_samples,
+        bubble_fraction=bubble,
     )
     training.tracker.log(entry)
     max_steps = training.attempt.config.training.max_steps
