@@ -7,7 +7,7 @@
       attempts/1/         what this start really used: config.json plan.json ds_config.json model.json attempt.json
                           hostfile command.sh command.json; while it runs: lease (lease.py), controller.json stop
                           (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
-                          metrics.jsonl wandb/ failure_rank_*.json result.json outcome.json
+                          metrics.jsonl wandb/ wandb.json recorder.log failure_rank_*.json result.json outcome.json
       checkpoints/        one folder a checkpoint
       job.sbatch slurm.json slurm-N.out    launcher=slurm: the job, its number, and what it printed
       hydra/              Hydra's own record of the composition
@@ -37,6 +37,8 @@ RESULT = "result.json"
 SWAP_OWNER = "owner.json"
 """In the run's directory on an NVMe disk: whose it is."""
 METRICS = "metrics.jsonl"
+WANDB = "wandb.json"
+"""Where W&B has an attempt: mode, directory, id, url, and whether it is uploaded."""
 LOG = "launcher.log"
 COLLECTIVE = "collective.json"
 """What the ranks of a preflight are to reduce (``orchestrator/worker/collective.py``)."""

@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "control": {"run_dir"},
     "sweep_point": {"run_dir"},
     "checkpoints": {"errors", "findings", "units"},
-    "tracking": SCHEMA,
+    "steady": set(),
+    "tracking": {*SCHEMA, "run_dir", "steady", "sweep_point"},
     "launch": {
         "planning",
         "deepspeed_config",
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "report": {"planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
     "commands": {
+        "steady",
         "launch",
         "checkpoints",
         "run_dir",
