@@ -134,8 +134,8 @@ def require_usable(run_dir: Path) -> None:
         raise ConfigurationError([error("run-directory", "run_dir", message, "choose a folder that can be written to")])
 
 
-def start_run(run_dir: Path, contents: RunContents) -> Attempt:
-    """Freeze the request of a new run and open its first attempt.
+def start_run(run_dir: Path, contents: RunContents, *, wandb_id: str | None = None) -> Attempt:
+    """Freeze the request of a new run and open its first attempt. All its attempts are one W&B run, ``wandb_id`` or a new id.
 
     Raises:
         ConfigurationError: the directory holds a run already.
@@ -143,7 +143,7 @@ def start_run(run_dir: Path, contents: RunContents) -> Attempt:
     require_new(run_dir)
     request = run_dir / "request"
     _write_contents(request, contents)
-    write_json(request / "run.json", {"run_name": run_dir.name, "wandb_id": secrets.token_hex(4)})
+    write_json(request / "run.json", {"run_name": run_dir.name, "wandb_id": wandb_id or secrets.token_hex(4)})
     return _open_attempt(run_dir, contents, resume_tag=None)
 
 

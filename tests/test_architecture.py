@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
     "commands": {
         "steady",
+        "tracking.wandb_mode",
         "launch",
         "checkpoints",
         "run_dir",

@@ -55,7 +55,7 @@ class RecorderTracker:
         config, self._attempt_dir = self._config, description.attempt_dir
         if config.wandb is WandbMode.disabled and not config.csv and not config.tensorboard:
             return
-        command = [sys.executable, "-m", "orchestrator.tracking.process", str(description.attempt_dir)]
+        command = [sys.executable, "-P", "-m", "orchestrator.tracking.process", str(description.attempt_dir)]
         try:
             self._process = subprocess.Popen(
                 command if self._primary else [*command, SECONDARY],

@@ -74,6 +74,8 @@ class WandbTracker:
         self._guarded(lambda: self._open_or_fall_back(description, decision.mode))
         if self._run is not None and self._primary:
             self._record_artifact("compiled-run", self._add_compiled, f"attempt-{description.attempt}")
+            if self._best:
+                self._guarded(lambda: self._run.summary.update(self._best))
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Record the numbers of an entry under ``train/`` or ``evaluate/``, against its step.
@@ -94,7 +96,7 @@ class WandbTracker:
     def checkpoint(self, path: Path, step: int) -> None:
         """Record a checkpoint by reference, if that is asked for: its files stay where they are."""
         if self._config.checkpoints and self._run is not None and self._primary:
-            # a folder as one reference: its files are neither read nor copied
+            # its files are neither read nor copied
             uri = path.absolute().as_uri()
             self._record_artifact("checkpoint", lambda artifact: artifact.add_reference(uri, checksum=False), f"step-{step}")
 
