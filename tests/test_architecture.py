@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweep_point": {"run_dir"},
     "script": {"worker.trainer_report"},
     "checkpoints": {"errors", "findings", "units"},
-    "tracking": SCHEMA,
+    "steady": set(),
+    "tracking": {*SCHEMA, "run_dir", "steady", "sweep_point"},
     "launch": {
         "planning",
         "deepspeed_config",
@@ -48,6 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"launch", "planning", "control", "presence", "run_dir", "sweep_point", "metrics_file", *SCHEMA},
     "report": {"results", "planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
     "commands": {
+        "steady",
+        "tracking.wandb_mode",
         "launch",
         "results",
         "checkpoints",

@@ -22,6 +22,7 @@ from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend, View
 from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
@@ -298,7 +299,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
     if not (prepared.config.checkpoint.resume or prepared.starts_over):
-        return start_run(prepared.run_dir, contents)
+        return start_run(prepared.run_dir, contents, wandb_id=given_run_id(prepared.run_dir, os.environ))
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
@@ -337,18 +338,21 @@ def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
-    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
-    if outcome.status is Status.interrupted:
-        report = outcome_report.interruption_report(outcome, attempt.log_file)
-        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+    upload = sync_command(attempt.run_dir)
+    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), "wandb_sync": upload, **outcome.to_dict()}
     if outcome.status is Status.completed:
         assert outcome.result is not None
-        report = text.result_report(outcome.result, attempt.path)
+        report = text.result_report(outcome.result, attempt.path, upload)
         done = CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
         return with_receipt(done, attempt)
+    uploading = text.upload_report(upload)
+    if outcome.status is Status.interrupted:
+        report = [*outcome_report.interruption_report(outcome, attempt.log_file), *uploading]
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     memory = _out_of_memory(outcome, attempt)
     payload["out_of_memory"] = None if memory is None else memory.to_dict()
-    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    failure = outcome_report.failure_report(outcome, attempt.log_file)
+    report = [*failure, *([] if memory is None else memory.text()), *uploading]
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
 
 

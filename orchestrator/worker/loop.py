@@ -32,7 +32,10 @@ from orchestrator.worker.stop import StopAgreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything a training works with. ``tracker`` is there on rank 0 only, ``stop`` if a run that is stopped saves."""
+    """Everything a training works with. ``stop`` is there if a run that is stopped saves.
+
+    ``tracker`` is there on rank 0, for a shared W&B run on one rank of every host.
+    """
 
     attempt: WorkerAttempt
     spec: ModelSpec
@@ -158,5 +161,7 @@ def _save(training: Training, position: Position) -> Path:
     training.progress.enter(Phase.save)
     path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
     training.progress.enter(Phase.train)
+    if training.tracker is not None:
+        training.tracker.checkpoint(path, position.step)
     say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
     return path
