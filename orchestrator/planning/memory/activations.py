@@ -118,7 +118,7 @@ class PassBytes:
         return self._num_groups(stage) * block * in_flight
 
     def working(self, stage: Stage) -> Size:
-        """Beyond the saved activations, while the backward pass is in a layer (with recomputation: that of its group as well)."""
+        """Beyond the saved activations, while the backward pass is in a layer, or in the group of it that is recomputed."""
         if stage.num_layers == 0:
             return 0 * self.passed.micro_batch
         interval = min(self.passed.group_size, stage.num_layers)

@@ -22,8 +22,8 @@ from orchestrator.planning.broadcast import choose, larger, smaller
 from orchestrator.planning.layers import layer_activation_bytes, logits_bytes
 from orchestrator.planning.memory.activations import (
     Pass,
-    in_flight_micro_batches,
     PassBytes,
+    in_flight_micro_batches,
 )
 from orchestrator.planning.memory.buffers import (
     gathered_parameter_bytes,
