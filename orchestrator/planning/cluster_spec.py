@@ -43,7 +43,7 @@ class HostRun(NamedTuple):
 
     host: Host
     """The first of them."""
-    count: int
+    num_hosts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class ClusterSpec:
     @property
     def num_devices(self) -> int:
         """Devices of all hosts: the world size."""
-        return sum(run.host.slots * run.count for run in self.host_runs)
+        return sum(run.host.slots * run.num_hosts for run in self.host_runs)
 
     @cached_property
     def devices_per_host(self) -> int:

@@ -90,10 +90,9 @@ def _seconds(step: TrainingStep, partition: Partition, sizes: Mapping[str, np.nd
     kinds = {_kind(held): held for held in coordinates}
     tensor, data = sizes["tensor_parallel_size"], sizes["data_parallel_size"]
     micro_batches = sizes["gradient_accumulation_steps"]
-    recompute = sizes["recompute"] * 2 + (micro_batches > 1)
     of_work, work_tables = tabulate(
-        [recompute, tensor, sizes["train_micro_batch_size_per_gpu"]],
-        lambda variant, columns: _work(step, kinds, *divmod(variant, 2), *columns),
+        [sizes["recompute"], micro_batches > 1, tensor, sizes["train_micro_batch_size_per_gpu"]],
+        lambda policy, columns: _work(step, kinds, policy, *columns),
     )
     # Only ZeRO-3 gathers again for what is recomputed.
     policies = sizes["recompute"] if step.settings.zero_stage >= 3 else 0 * sizes["recompute"]
@@ -127,7 +126,7 @@ def _work(
     step: TrainingStep,
     kinds: Mapping[Any, Sequence[Stage]],
     recompute: int,
-    accumulates: int,
+    accumulates: np.ndarray,
     tensor: np.ndarray,
     micro_batch: np.ndarray,
 ) -> list[Size]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from orchestrator.config.enums import PipelineSchedule
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.cost.data_parallel import Traffic, data_parallel_traffic
@@ -13,8 +15,8 @@ from orchestrator.planning.cost.optimizer import OptimizerSeconds, optimizer_sec
 from orchestrator.planning.cost.placement import Placement, placed
 from orchestrator.planning.cost.speeds import Speeds, speeds_of
 from orchestrator.planning.cost.training_step import TrainingStep
-from orchestrator.planning.cost.work import PassWork, StageWork, pass_work, stage_work
-from orchestrator.planning.memory.shape import TensorShapes, layer_matrices, tensor_shapes
+from orchestrator.planning.cost.work import PassWork, StageWork, known_pass_work, stage_work
+from orchestrator.planning.memory.shape import TensorShapes, known_shapes, layer_matrices, tensor_shapes
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage
 from orchestrator.units import DTYPE_BYTES
@@ -116,12 +118,11 @@ def common_to_stages(step: TrainingStep) -> Common:
     """The common part of all stages of ``step``."""
     speeds, settings = speeds_of(step.cluster, step.settings.dtype), step.settings
     tp = step.passed.tensor_parallel_size
+    shapes_of = tensor_shapes if isinstance(tp, np.ndarray) else known_shapes
     return Common(
         step=step,
         speeds=speeds,
-        shapes=tensor_shapes(
-            step.spec, tensor_parallel_size=tp, persistence_threshold=settings.stage3_param_persistence_threshold
-        ),
+        shapes=shapes_of(step.spec, tensor_parallel_size=tp, persistence_threshold=settings.stage3_param_persistence_threshold),
         data_group=placed(num_ranks=step.data_parallel_size, stride=tp, slots=speeds.slots),
         beside=Beside(settings.overlap_comm, _fetched_modules(step)),
     )
@@ -189,7 +190,7 @@ def transfer_seconds(step: TrainingStep, *, residual_bytes: Size, tensor_gather:
 
 def stage_of_step(step: TrainingStep, common: Common) -> tuple[PassWork, Size]:
     """The work of a pass of ``step``, and the transfer between its stages."""
-    work = pass_work(step.spec, step.passed, common.speeds)
+    work = known_pass_work(step.spec, step.passed, common.speeds)
     transfer = transfer_seconds(
         step, residual_bytes=work.residual_bytes, tensor_gather=work.tensor_gather, speeds=common.speeds
     )

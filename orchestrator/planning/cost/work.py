@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
@@ -81,6 +82,10 @@ def pass_work(spec: ModelSpec, passed: Pass, speeds: Speeds) -> PassWork:
         tensor_collective=2 * gather if passed.sequence_parallel else all_reduce_seconds(residual, tensor_group, speeds),
         host_copy=kept / speeds.host_link_bandwidth if passed.cpu_checkpointing else 0.0,
     )
+
+
+known_pass_work = lru_cache(maxsize=1024)(pass_work)
+"""``pass_work`` of a pass whose sizes are numbers: many layouts have it in common."""
 
 
 def stage_work(work: PassWork, stage: Stage, *, parameters: Size, accumulates: Size, settings: DeepSpeedSettings) -> StageWork:
