@@ -22,6 +22,7 @@ class Command(StrEnum):
     status = "status"
     logs = "logs"
     stop = "stop"
+    results = "results"
 
 
 class Output(StrEnum):
