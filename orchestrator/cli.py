@@ -288,7 +288,8 @@ def _prepare(arguments: Arguments, config: RunConfig) -> int:
         raise ConfigurationError(findings)
     if config.prepare.check:
         return _finish(prepare.check(config), config.output)
-    view = PrepareView(_console(json_on_stdout=config.output is Output.json), config.view)
+    console = _console(json_on_stdout=config.output is Output.json)
+    view = PrepareView(console, _view(config, console))
     result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
     return _finish(result, config.output)
 
