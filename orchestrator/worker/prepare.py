@@ -171,8 +171,9 @@ def _given_tokenizer(path: Path, scratch: Path) -> LoadedTokenizer:
 
 
 def _kept(given: LoadedTokenizer, output: Path) -> LoadedTokenizer:
-    """Put the tokenizer beside the tokens, its own file last."""
-    for file in sorted(given.path.parent.iterdir(), key=lambda file: file.name == TOKENIZER):
+    """Put the tokenizer beside the tokens, its own file last: once that is there, all are."""
+    files = [] if (output / TOKENIZER).is_file() else given.path.parent.iterdir()
+    for file in sorted(files, key=lambda file: file.name == TOKENIZER):
         shutil.copyfile(file, output / f".{file.name}")
         (output / f".{file.name}").rename(output / file.name)
     return load_tokenizer(output)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from orchestrator.tokens.manifest import Manifest, Shard, write_manifest
 from orchestrator.tokens.megatron import open_megatron
 from orchestrator.tokens.store import UNFINISHED
-from orchestrator.tokens.writer import ShardWriter, file_sha256
+from orchestrator.tokens.writer import ShardWriter, file_sha256, save_array
 from orchestrator.worker.data.chunks import Chunk, Place, grouped
 from orchestrator.worker.data.encode import Encoding, Read, encoded_in_order
 
@@ -154,8 +154,7 @@ class ShardFolder:
         unfinished = self._folder / UNFINISHED
         number = len(state.shards)
         scratch = unfinished / f".{_COUNTS.format(number)}"
-        with scratch.open("wb") as file:
-            np.save(file, counts)
+        save_array(scratch, counts)
         scratch.rename(unfinished / _COUNTS.format(number))
         write_whole(unfinished / _STATE, asdict(state))
         if number != len(self.state.shards):

@@ -315,6 +315,17 @@ def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says
     assert says in finding.message
 
 
+def test_text_beside_lines_of_json_is_read_if_it_is_said(folder):
+    (folder / "books").mkdir()
+    as_jsonl(folder / "books", TEXTS)
+    (folder / "books" / "README.md").write_text("word9")
+    finding = refusal(lambda: run(folder, [folder / "books"]))
+    assert finding.field == "prepare.format"
+    assert "README.md" in finding.message
+    assert run(folder, [folder / "books"], format="jsonl")["left_out"] == {".md": 1}
+    assert documents_in(folder / "tokens") == EXPECTED
+
+
 def test_a_format_that_is_said_counts_whatever_the_ending(folder):
     run(folder, [write_lines(folder / "a.data", rows(TEXTS))], format="jsonl")
     assert documents_in(folder / "tokens") == EXPECTED
