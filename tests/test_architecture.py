@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": SCHEMA,
     "launch": {
         "planning",
+        "tokens.sources",
         "deepspeed_config",
         *SCHEMA,
         "config.secret_names",

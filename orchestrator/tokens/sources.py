@@ -28,12 +28,18 @@ class TokenPath:
     option: str
     path: str
 
-    @property
-    def files(self) -> list[Path]:
-        """What must be there: the folder, or the two files that Megatron's prefix stands for."""
-        path = Path(self.path).expanduser()
-        pair = [idx_path(path), bin_path(path)]
-        return pair if not path.exists() and any(file.exists() for file in pair) else [path]
+
+def is_there(path: str) -> bool:
+    """Whether a path, or the pair of files that it is the prefix of, is on this machine."""
+    place = Path(path).expanduser()
+    return place.exists() or (idx_path(place).exists() and bin_path(place).exists())
+
+
+def data_paths(data: DataConfig) -> dict[str, str]:
+    """The options that name what the workers read, and are set."""
+    prepared = {entry.option: entry.path for entry in (*training_paths(data), *evaluation_paths(data))}
+    paths = {"data.path": data.path, "data.tokenizer_path": data.tokenizer_path, **prepared}
+    return {option: path for option, path in paths.items() if path}
 
 
 def training_paths(data: DataConfig) -> list[TokenPath]:
