@@ -98,7 +98,7 @@ def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: 
         return []
     has = "come from a vocabulary of" if store.vocab_size is not None else "have ids up to"
     number = needed if store.vocab_size is not None else needed - 1
-    message = f"the tokens of {named.option}={named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
+    message = f"the tokens of {named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
     fix = f"set model.vocab_size={needed} or more, or use tokens of the model's own tokenizer"
     return [error("tokenizer-vocabulary", named.option, message, fix)]
 
