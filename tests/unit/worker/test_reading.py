@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.load import load_config
+from orchestrator.config.data import DataConfig, MixtureSource
+from orchestrator.config.enums import DataSource, Packing
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.planning.layout import ParallelLayout
@@ -33,11 +34,11 @@ LAYOUTS = [
     if BATCH % (dp * micro) == 0
 ]
 PACKINGS = [
-    ("data.packing=stream",),
-    ("data.packing=stream", "data.reset_at_documents=true"),
-    ("data.packing=whole_documents",),
-    ("data.packing=whole_documents", "data.reset_at_documents=true"),
+    {"packing": packing, "reset_at_documents": reset}
+    for packing in (Packing.stream, Packing.whole_documents)
+    for reset in (False, True)
 ]
+WEIGHTS = {"books": 0.5, "code": 0.2, "answers": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def tokens(tmp_path_factory) -> Path:
     """Three sources of a few hundred short documents; those of ``answers`` have a prompt."""
     folder = tmp_path_factory.mktemp("tokens")
     generator = np.random.default_rng(0)
-    for name, count in (("books", 300), ("code", 90), ("answers", 120)):
+    for name, count in (("books", 300), ("code", 90), ("answers", 120), ("held_out", 50)):
         shards = [
             [generator.integers(0, VOCABULARY, size=size).tolist() for size in generator.integers(1, 40, size=count // 2)]
             for _ in range(2)
@@ -55,22 +56,15 @@ def tokens(tmp_path_factory) -> Path:
     return folder
 
 
-def config_of(tokens: Path, *overrides: str) -> RunConfig:
-    return load_config(
-        [
-            "data=mixture",
-            "data.sequence_length=32",
-            "data.held_out_fraction=0.1",
-            f"data.cache_dir={tokens / 'cache'}",
-            f"data.sources.books.path={tokens / 'books'}",
-            "data.sources.books.weight=0.5",
-            f"data.sources.code.path={tokens / 'code'}",
-            "data.sources.code.weight=0.2",
-            f"data.sources.answers.path={tokens / 'answers'}",
-            "data.sources.answers.weight=0.3",
-            *overrides,
-        ]
+def config_of(tokens: Path, *, seed: int = 1, weights: Mapping[str, float] = WEIGHTS, **changes: Any) -> RunConfig:
+    data = DataConfig(
+        source=DataSource.mixture,
+        sources={name: MixtureSource(path=str(tokens / name), weight=weight) for name, weight in weights.items()},
+        sequence_length=32,
+        held_out_fraction=0.1,
+        cache_dir=str(tokens / "cache"),
     )
+    return RunConfig(seed=seed, data=replace(data, **changes))
 
 
 def layout_of(dp: int, tp: int, pp: int, micro: int) -> ParallelLayout:
@@ -119,19 +113,19 @@ def step_hashes(reader: BatchReader, layout: ParallelLayout, consumed: int) -> l
     ]
 
 
-@pytest.mark.parametrize("packing", PACKINGS, ids=" ".join)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_every_split_of_the_global_batch_reads_the_same_sequences(tokens, packing):
-    reader = whole_reader(config_of(tokens, *packing))
+    reader = whole_reader(config_of(tokens, **packing))
     expected = hashes(reader.training_step(17 * BATCH))
     assert len(set(expected)) > BATCH // 2
     for layout in LAYOUTS:
         assert step_hashes(reader, layout_of(*layout), 17 * BATCH) == expected, layout
 
 
-@pytest.mark.parametrize("packing", PACKINGS, ids=" ".join)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_a_resumed_run_reads_on_where_the_unbroken_one_would(tokens, packing):
     """In another layout too, and across the ends of epochs: the small source is read several times."""
-    unbroken, resumed = (whole_reader(config_of(tokens, *packing)) for _ in range(2))
+    unbroken, resumed = (whole_reader(config_of(tokens, **packing)) for _ in range(2))
     order = [row for step in range(STEPS) for row in hashes(unbroken.training_step(step * BATCH))]
     small = unbroken.sources[1].order.num_training
     assert unbroken.blend.counts(STEPS * BATCH)[1] > small
@@ -161,7 +155,7 @@ def row_keys(rows: list[np.ndarray]) -> list[bytes]:
 
 
 def test_held_out_sets_have_names_and_are_read_whole(tokens):
-    config = config_of(tokens, f"data.evaluation.qa={tokens / 'answers'}", f"data.evaluation.code={tokens / 'code'}")
+    config = config_of(tokens, evaluation={"qa": str(tokens / "answers"), "code": str(tokens / "code")})
     reader = whole_reader(config)
     assert reader.held_out_names == ("qa", "code")
     for layout in ((1, 1, 1, 4), (4, 1, 1, 3)):
@@ -176,7 +170,7 @@ def test_held_out_sets_have_names_and_are_read_whole(tokens):
 
 
 def test_an_index_of_many_documents_is_made_once_and_says_the_same(tokens, monkeypatch):
-    config = config_of(tokens, *PACKINGS[-1])
+    config = config_of(tokens, **PACKINGS[-1])
     expected = hashes(whole_reader(config).training_step(0))
     monkeypatch.setattr(reader_module, "MANY_DOCUMENTS", 10)
     for _ in range(2):
@@ -196,28 +190,30 @@ def identity(tokens) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "change",
     [
-        "data.sources.books.weight=0.6",
-        "data.packing=whole_documents",
-        "data.reset_at_documents=true",
-        "data.sequence_length=16",
-        "data.held_out_fraction=0.2",
-        "seed=7",
-        "data.sources.books.path={tokens}/code",
-        "data.sources.more={{path:{tokens}/code,weight:1}}",
+        {"weights": WEIGHTS | {"books": 0.6}},
+        {"weights": WEIGHTS | {"held_out": 1}},
+        {"packing": Packing.whole_documents},
+        {"reset_at_documents": True},
+        {"sequence_length": 16},
+        {"held_out_fraction": 0.2},
+        {"seed": 7},
     ],
+    ids=str,
 )
 def test_what_changes_the_order_changes_its_identity(tokens, identity, change):
-    assert identity_of(config_of(tokens, change.format(tokens=tokens))) != identity
+    assert identity_of(config_of(tokens, **change)) != identity
+
+
+def test_other_tokens_have_another_identity(tokens, identity):
+    config = config_of(tokens)
+    config.data.sources["books"].path = str(tokens / "code")
+    assert identity_of(config) != identity
 
 
 def test_what_leaves_the_order_as_it_is_leaves_its_identity(tokens, identity, tmp_path):
     (tmp_path / "moved").symlink_to(tokens / "books")
-    config = config_of(
-        tokens,
-        f"data.sources.books.path={tmp_path / 'moved'}",
-        f"data.evaluation.qa={tokens / 'answers'}",
-        *(f"data.sources.{name}.weight={weight}" for name, weight in (("books", 5), ("code", 2), ("answers", 3))),
-    )
+    config = config_of(tokens, weights={"code": 2, "books": 5, "answers": 3}, evaluation={"qa": str(tokens / "answers")})
+    config.data.sources["books"].path = str(tmp_path / "moved")
     assert identity_of(config) == identity
 
 
@@ -228,7 +224,8 @@ def refused(config: RunConfig, *, vocabulary: int = VOCABULARY) -> list[str]:
 
 
 def test_everything_that_is_wrong_with_the_sources_is_said_at_once(tokens):
-    config = config_of(tokens, "data.sources.code.path=/not/there", "data.evaluation={other:/neither}")
+    config = config_of(tokens, evaluation={"other": "/neither"})
+    config.data.sources["code"].path = "/not/there"
     books, code, other = refused(config, vocabulary=VOCABULARY - 1)[1:]
     assert books.startswith(f"tokenizer-vocabulary data.sources.books.path: the tokens of {tokens / 'books'}")
     assert str(VOCABULARY) in books and str(VOCABULARY - 1) in books
@@ -237,13 +234,12 @@ def test_everything_that_is_wrong_with_the_sources_is_said_at_once(tokens):
 
 
 def test_sources_that_are_shorter_than_a_sequence_are_named(tokens):
-    assert [said.split(": ")[1] for said in refused(config_of(tokens, "data.sequence_length=2000"))] == ["answers", "code"]
+    assert [said.split(": ")[1] for said in refused(config_of(tokens, sequence_length=2000))] == ["answers", "code"]
 
 
 def test_a_token_that_the_embedding_has_no_row_for_is_found_before_a_device_sees_it(tmp_path):
     """Of Megatron's files nobody says what the vocabulary is."""
     documents = [[1] * 300, [1] * 200 + [VOCABULARY] + [1] * 100]
     write_megatron(tmp_path / "text", documents)
-    config = load_config(["data=tokens", f"data.path={tmp_path / 'text'}", "data.sequence_length=32"])
-    (said,) = refused(config)
+    (said,) = refused(RunConfig(data=DataConfig(source=DataSource.tokens, path=str(tmp_path / "text"), sequence_length=32)))
     assert said.startswith("tokenizer-vocabulary data.path") and f"ids up to {VOCABULARY}" in said
