@@ -109,6 +109,8 @@ def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[Rendera
         "metrics": str(attempt_path / "metrics.jsonl"),
         "checkpoint": result["checkpoint"] or "none",
     }
+    if result.get("profile"):
+        rows["profile"] = result["profile"]
     if result["wandb"]:
         rows["W&B"] = result["wandb"]["url"] or result["wandb"]["directory"]
         if result["wandb"]["mode"] == "offline":

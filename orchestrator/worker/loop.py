@@ -25,6 +25,7 @@ from orchestrator.worker.memory import memory_peak
 from orchestrator.worker.metrics import StepOutcome, Throughput, diverged, evaluate_entry, perplexity, step_line, train_entry
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.step import training_step
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
@@ -41,6 +42,7 @@ class Training:
     tracker: Tracker | None
     progress: ProgressSigns
     stop: StopAgreement | None
+    profiles: StepProfiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +73,8 @@ def train(training: Training, position: Position) -> TrainingOutcome:
     stopped = False
     training.progress.enter(Phase.train, step=position.step)
     while position.step < config.training.max_steps and not (stopped := _is_stopped(training, last_seconds)):
-        started = time.monotonic()
-        outcome = training_step(
-            training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
-        )
-        # The device works behind our back; a step has taken the time until it is done.
-        get_accelerator().synchronize()
-        last_seconds = time.monotonic() - started
+        with training.profiles.of_step(position.step + 1):
+            outcome, last_seconds = _step(training, position)
         seconds_since_log.append(last_seconds)
         total_seconds += last_seconds
         position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
@@ -102,6 +99,15 @@ def train(training: Training, position: Position) -> TrainingOutcome:
         checkpoint=checkpoint,
         stopped=stopped,
     )
+
+
+def _step(training: Training, position: Position) -> tuple[StepOutcome, float]:
+    """The step behind ``position``, and its seconds."""
+    started = time.monotonic()
+    outcome = training_step(training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout)
+    # The device works behind our back; a step has taken the time until it is done.
+    get_accelerator().synchronize()
+    return outcome, time.monotonic() - started
 
 
 def _is_stopped(training: Training, step_seconds: float) -> bool:

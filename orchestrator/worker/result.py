@@ -31,6 +31,7 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
         "memory": memory_report(training.attempt.plan),
         "stack": stack(),
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
+        "profile": None if training.profiles.folder is None else str(training.profiles.folder),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
     }
 

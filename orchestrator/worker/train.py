@@ -33,6 +33,7 @@ from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.result import attempt_result, summary
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
@@ -109,6 +110,7 @@ def _train(
         tracker=tracker,
         progress=progress,
         stop=StopAgreement(stop, engine.device) if attempt.config.checkpoint.save_on_stop else None,
+        profiles=StepProfiles(attempt.config.training.profile, attempt.path, rank=attempt.rank),
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()

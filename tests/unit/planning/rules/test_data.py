@@ -90,6 +90,14 @@ CASES = [
         ("data.ignore_fraction=0",),
     ),
     Broken(
+        "document-masks",
+        INFO,
+        "model.attention_implementation",
+        {"data__reset_at_documents": True, "data__sequence_length": 2048},
+        ("sdpa", "16.00 MiB"),
+        ("model.attention_implementation=flash_attention_2",),
+    ),
+    Broken(
         "warmup-steps",
         WARNING,
         "lr_scheduler.warmup_steps",
