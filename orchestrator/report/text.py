@@ -95,8 +95,13 @@ def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:
     ]
 
 
-def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[RenderableType]:
-    """How a run ended well, and where everything lies."""
+def upload_report(command: str | None) -> list[RenderableType]:
+    """How what W&B recorded on the disk gets to its server; nothing if there is nothing to upload."""
+    return [] if command is None else [Text(f"W&B upload: {command}")]
+
+
+def result_report(result: Mapping[str, Any], attempt_path: Path, upload: str | None) -> list[RenderableType]:
+    """How a run ended well, and where everything lies; ``upload`` is the command that brings the rest to W&B."""
     table = _plain_table("result", "")
     rate = result["tokens_per_second"]
     rows = {
@@ -113,11 +118,9 @@ def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[Rendera
         rows["profile"] = result["profile"]
     if result["wandb"]:
         rows["W&B"] = result["wandb"]["url"] or result["wandb"]["directory"]
-        if result["wandb"]["mode"] == "offline":
-            rows["W&B upload"] = f"wandb sync {result['wandb']['directory']}"
     for name, value in rows.items():
         table.add_row(name, value)
-    return [table]
+    return [table, *upload_report(upload)]
 
 
 def diagnosis_report(diagnosis: Diagnosis, log_file: Path) -> list[RenderableType]:
