@@ -30,6 +30,7 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    prepare,
     results,
     rules,
     slurm_job,
@@ -49,6 +50,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
+from orchestrator.report.prepare import PrepareView
 from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, recorded_words
 
@@ -202,6 +204,8 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if arguments.command is Command.prepare:
+        return _prepare(arguments, config)
     if config.parallelism.auto and arguments.command not in (Command.launch, Command.plan):
         config, _ = _chosen(config)
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
@@ -275,6 +279,17 @@ def _export(arguments: Arguments, config: RunConfig) -> int:
     prepared = export.prepare(config)
     console = _console(json_on_stdout=config.output is Output.json)
     result = export.start(prepared, lambda line: console.print(line, soft_wrap=True))
+    return _finish(result, config.output)
+
+
+def _prepare(arguments: Arguments, config: RunConfig) -> int:
+    findings = prepare.word_findings(arguments.overrides)
+    if findings:
+        raise ConfigurationError(findings)
+    if config.prepare.check:
+        return _finish(prepare.check(config), config.output)
+    view = PrepareView(_console(json_on_stdout=config.output is Output.json), config.view)
+    result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
     return _finish(result, config.output)
 
 
@@ -416,6 +431,7 @@ _HELP = {
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
     Command.preflight: preflight.HELP,
+    Command.prepare: prepare.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,
