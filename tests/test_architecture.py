@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": {*SCHEMA, "run_dir", "steady", "sweep_point"},
     "launch": {
         "planning",
+        "tokens.sources",
         "deepspeed_config",
         *SCHEMA,
         "config.secret_names",
