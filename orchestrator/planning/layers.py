@@ -52,11 +52,6 @@ def head_parameters(spec: ModelSpec, tensor_parallel_size: Size = 1) -> Size:
     return 0 if spec.tie_word_embeddings else ceil_divide(spec.vocab_size, tensor_parallel_size) * spec.hidden_size
 
 
-def final_norm_parameters(spec: ModelSpec) -> int:
-    """Parameters of the norm before the head, whole on every rank."""
-    return spec.final_norm_parameters
-
-
 def layer_activation_bytes(
     spec: ModelSpec,
     *,

@@ -18,6 +18,7 @@ from orchestrator.presence import Phase
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_seconds
 from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.bubble import bubble_fraction
 from orchestrator.worker.checkpoint import Position, save_checkpoint
 from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.evaluate import held_out_loss
@@ -31,7 +32,10 @@ from orchestrator.worker.stop import StopAgreement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything a training works with. ``tracker`` is there on rank 0 only, ``stop`` if a run that is stopped saves."""
+    """Everything a training works with. ``stop`` is there if a run that is stopped saves.
+
+    ``tracker`` is there on rank 0, for a shared W&B run on one rank of every host.
+    """
 
     attempt: WorkerAttempt
     spec: ModelSpec
@@ -119,6 +123,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _log_step(training: Training, position: Position, outcome: StepOutcome, step_seconds: float) -> None:
+    bubble = bubble_fraction(training.engine)
     if training.tracker is None:
         return
     rates = training.throughput.rates(step_seconds)
@@ -129,6 +134,7 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
         rates=rates,
         memory_bytes=memory_peak().peak_bytes,
         consumed_samples=position.consumed_samples,
+        bubble_fraction=bubble,
     )
     training.tracker.log(entry)
     max_steps = training.attempt.config.training.max_steps
@@ -155,5 +161,7 @@ def _save(training: Training, position: Position) -> Path:
     training.progress.enter(Phase.save)
     path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
     training.progress.enter(Phase.train)
+    if training.tracker is not None:
+        training.tracker.checkpoint(path, position.step)
     say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
     return path

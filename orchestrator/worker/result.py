@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.tracking.measured import compared
 from orchestrator.worker.data.run_data import RunData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
@@ -37,7 +38,10 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that runs are compared by."""
-    names = ("final_loss", "held_out_loss", "unigram_entropy", "tokens", "tokens_per_second")
-    memory = {f"memory/{name}": result["memory"][name] for name in ("predicted_bytes", "measured_bytes")}
-    return {**{name: result[name] for name in names}, **memory}
+    """The numbers that runs are compared by; the recorder adds what the steps took."""
+    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
+    memory = result["memory"]
+    return {
+        **{name: result[name] for name in names},
+        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
+    }

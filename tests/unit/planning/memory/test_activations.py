@@ -14,7 +14,7 @@ from orchestrator.config.load import load_config
 from orchestrator.config.schema import ModelConfig, RunConfig
 from orchestrator.models.tensor_parallel.group import ALONE, TensorParallelGroup
 from orchestrator.planning.kernels import Kernels
-from orchestrator.planning.memory.activations import Pass, stage_activation_bytes
+from orchestrator.planning.memory.activations import Pass, PassBytes
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.planning.partition import layer_names, partition_at
 from orchestrator.worker.exact_activations import saved_activation_bytes
@@ -75,7 +75,7 @@ def ratio(config: RunConfig, spec: ModelSpec, group: TensorParallelGroup, *, mic
     )
     end = len(layer_names(spec))
     (stage,) = partition_at(spec, [0, end]).stages
-    predicted = stage_activation_bytes(spec, stage, passed, in_flight=1)
+    predicted = PassBytes(spec, passed).activations(stage, in_flight=1)
     saved = saved_activation_bytes(config, spec, range(end), group, micro_batch=micro_batch, sequence_length=TOKENS)
     return predicted / saved
 

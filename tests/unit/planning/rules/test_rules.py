@@ -18,6 +18,7 @@ from tests.unit.planning.rules import (
     test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
@@ -32,6 +33,7 @@ MODULES = (
     test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
