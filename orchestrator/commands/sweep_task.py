@@ -19,7 +19,7 @@ from orchestrator.checkpoints.catalogue import newest
 from orchestrator.commands import deepspeed_json, launch, plan
 from orchestrator.commands.point_devices import point_devices
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
-from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, settled, with_objective
+from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, reason_of, settled, with_objective
 from orchestrator.config.load import config_from_composed, resolve
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -203,7 +203,7 @@ def _reason(findings: tuple[Finding, ...]) -> str:
 def _payload_reason(result: CommandResult) -> str:
     """Why a run was refused or has failed, as its JSON says it."""
     if "reason" in result.payload:
-        return str(result.payload["reason"])
+        return reason_of(result.payload)
     entries = [*result.payload.get("findings", ())]
     for host in result.payload.get("hosts", {}).values():
         entries += host.get("findings", ())
