@@ -30,12 +30,13 @@ training:
   evaluate_sequences: 4
 cluster:
   devices_per_host: 1
-  device_memory_gib: ${oc.decode:${oc.select:launcher.environment.ROOM_${zero.stage}${training.train_micro_batch_size_per_gpu},null}}
+  device_memory_gib: ${oc.decode:${oc.select:launcher.environment.${launcher.environment.POINT},null}}
 launcher:
   environment:
-    ROOM_34: "0.1"
+    POINT: P${zero.stage}${training.train_micro_batch_size_per_gpu}
+    P34: "0.1"
   setup:
-    - test ${zero.stage}${training.train_micro_batch_size_per_gpu} != 22 || export DS_ACCELERATOR=none
+    - test $POINT != P22 || export DS_ACCELERATOR=none
 """
 GRID = ("zero=stage1,stage2,stage3", "training.train_micro_batch_size_per_gpu=1,2,4")
 
