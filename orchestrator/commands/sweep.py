@@ -7,13 +7,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
 from orchestrator.commands.sweep_places import LOCKS, settle_all
@@ -74,18 +77,21 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
     Raises:
         ConfigurationError: with every problem.
     """
-    multirun = load_multirun(given, config_dir=config_dir)
     overrides, directory = tuple(given), str(Path.cwd())
-    recorded = _recorded(multirun.sweep_dir)
-    if multirun.options.resume and recorded is not None:
-        sweep_dir = multirun.sweep_dir
-        overrides = tuple(combine_overrides(recorded.overrides, given))
+    recorded = None
+    sweep_dir = _given(given, "hydra.sweep.dir")
+    if _given(given, "sweep.resume") is True and sweep_dir is not None:
+        sweep_dir = Path(str(sweep_dir)).expanduser().absolute()
+        recorded = _recorded(sweep_dir)
+    if recorded is not None:
+        overrides = (*combine_overrides(recorded.overrides, given), f"hydra.sweep.dir={quoted(str(sweep_dir))}")
         config_dir = config_dir or (Path(recorded.config_dir) if recorded.config_dir else None)
         directory = recorded.working_directory
         with suppress(FileNotFoundError):
             # relative paths among the recorded words begin there
             os.chdir(directory)
-        multirun = replace(load_multirun(overrides, config_dir=config_dir), sweep_dir=sweep_dir)
+    multirun = load_multirun(overrides, config_dir=config_dir)
+    recorded = recorded or _recorded(multirun.sweep_dir)
     findings = [*_word_findings(multirun), *_directory_findings(multirun, recorded), *_optuna_findings(multirun)]
     if findings:
         raise ConfigurationError(findings)
@@ -195,6 +201,16 @@ def _best(points: Sequence[SweepPoint], direction: Direction) -> SweepPoint | No
     measured = [point for point in points if point.metric is not None]
     sign = 1.0 if direction is Direction.minimize else -1.0
     return min(measured, key=lambda point: sign * (point.metric or 0.0), default=None)
+
+
+def _given(words: Sequence[str], key: str) -> Any:
+    """The value that the last word on an option gives it; None without one."""
+    named = [word for word in words if word.split("=", 1)[0] == key]
+    try:
+        return OverridesParser.create().parse_override(named[-1]).value() if named else None
+    except (HydraException, OmegaConfBaseException):
+        # composing says what is wrong with it
+        return None
 
 
 def _record(sweep: PreparedSweep, created: float) -> None:

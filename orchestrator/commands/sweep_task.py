@@ -20,7 +20,8 @@ from orchestrator.commands import deepspeed_json, launch, plan
 from orchestrator.commands.paths import with_absolute_paths
 from orchestrator.commands.point_devices import point_devices
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
-from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, settled, with_objective
+from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, reason_of, settled, with_objective
+from orchestrator.config.enums import View
 from orchestrator.config.load import config_from_composed, resolve
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -179,7 +180,12 @@ class PointTask:
         prepared = launch.prepare(config, recorded, starts_over=again and not resumes)
         if isinstance(prepared, CommandResult):
             return prepared
-        return launch.start(prepared, lambda line: self.say(f"point {number}: {line}"), lambda _parts: None)
+
+        def echo(line: str) -> None:
+            if config.view is not View.quiet:
+                self.say(f"point {number}: {line}")
+
+        return launch.start(prepared, echo, lambda _parts: None)
 
 
 def _configuration(composed: DictConfig) -> tuple[RunConfig | None, str]:
@@ -204,7 +210,7 @@ def _reason(findings: tuple[Finding, ...]) -> str:
 def _payload_reason(result: CommandResult) -> str:
     """Why a run was refused or has failed, as its JSON says it."""
     if "reason" in result.payload:
-        return str(result.payload["reason"])
+        return reason_of(result.payload)
     entries = [*result.payload.get("findings", ())]
     for host in result.payload.get("hosts", {}).values():
         entries += host.get("findings", ())
