@@ -23,7 +23,7 @@ from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend, View
-from orchestrator.config.load import run_config_from_dict
+from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
@@ -69,6 +69,7 @@ Examples:
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
 Echo = Callable[[str], None]
+_WORDS_OF_ONE_START = {"run_dir", "output", "view", "dry_run", "checkpoint.resume", "sweep.resume"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class PreparedLaunch:
     master_addr: str | None
     """An address of the first host that all others were seen to reach."""
     starts_over: bool = False
-    """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
+    """Whether the run was started before and has no checkpoint: its earlier attempts stay."""
 
     @property
     def run_dir(self) -> Path:
@@ -91,10 +92,11 @@ class PreparedLaunch:
         return Path(self.config.run_dir)
 
 
-def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandResult:
+def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False) -> PreparedLaunch | CommandResult:
     """Check everything that can be checked before a start; a result is a refusal.
 
-    ``words`` made ``config``; a later resume starts from them.
+    ``words`` made ``config``; a later resume starts from them. ``starts_over``: earlier attempts of the run left no
+    checkpoint, and this one begins anew beside them.
 
     Raises:
         ConfigurationError: a resume that was asked for is impossible.
@@ -109,7 +111,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     run_dir = Path(config.run_dir)
     if submits_a_job(config):
         slurm.require_no_job(run_dir)
-    starts_over = not config.checkpoint.resume and slurm_restart.is_started_again(config)
+    starts_over = starts_over or (not config.checkpoint.resume and slurm_restart.is_started_again(config))
     if not config.checkpoint.resume and not starts_over:
         require_new(run_dir)
     remarks: list[Finding] = []
@@ -177,6 +179,14 @@ def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
         ]
         return text.findings_report(findings)
     return [*text.plan_report(prepared.plan), *text.findings_report(prepared.remarks)]
+
+
+def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path | None) -> CommandWords:
+    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
+    kept = [override for override in overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
+    paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
+    directory = str(config_dir.absolute()) if config_dir else None
+    return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
 
 
 def require_attached(config: RunConfig) -> None:

@@ -149,7 +149,7 @@ def test_a_terminal_that_is_closed_or_stands_still_keeps_nobody_waiting(attempt:
 
 
 @pytest.mark.parametrize(
-    ("asked", "shares", "terminal", "term", "view"),
+    ("asked", "for_program", "terminal", "term", "view"),
     [
         (View.auto, False, True, "xterm", View.live),
         (View.auto, True, True, "xterm", View.lines),
@@ -162,12 +162,12 @@ def test_a_terminal_that_is_closed_or_stands_still_keeps_nobody_waiting(attempt:
     ],
 )
 def test_a_live_view_needs_a_terminal(
-    asked: View, shares: bool, terminal: bool, term: str, view: View, monkeypatch: pytest.MonkeyPatch
+    asked: View, for_program: bool, terminal: bool, term: str, view: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")
     file = Terminal().file if terminal else io.StringIO()
-    assert view_of(asked, Console(file=file), shares_terminal=shares) is view
+    assert view_of(asked, Console(file=file), only_if_asked=for_program) is view
 
 
 LINES = (
