@@ -106,6 +106,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("launch-backend", _E, "the launcher backend reaches the hosts"),
         ("detach", _E, "a controller can be started on the first host, and the run is no point of a sweep"),
         ("visible-devices", _E, "CUDA_VISIBLE_DEVICES has numbers, and enough of them"),
+        ("script", _E, "a training script of your own is a Python file that can be read"),
     ),
     "Slurm": (
         ("slurm-hosts", _E, "Slurm chooses the hosts, and says in the allocation which they are"),
@@ -170,6 +171,11 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("resume-option", _E, "options that a checkpoint fixes are as they were"),
         ("resume-model", _E, "the model is the checkpoint's"),
         ("resume-data", _E, "the data and its order are as they were"),
+        (
+            "resume-script",
+            _E,
+            "what goes on is what was started: our training, or a script, which is warned of when it has changed",
+        ),
         ("resume-batch", _W, "the global batch is as it was"),
         ("resume-steps", _I, "steps are left to train"),
     ),
@@ -194,8 +200,13 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("data-text", _E, "the text is there and is UTF-8"),
         ("data-empty", _E, "there is some text"),
         ("data-size", _E, "the text makes enough sequences"),
+        ("data-count", _I, "the tokens can be counted from here"),
+        ("data-epochs", _I, "no source is read so often that it teaches little more"),
+        ("data-padding", _W, "sequences of whole documents are not mostly padding"),
+        ("data-answers", _E, "some tokens count in the loss"),
         ("data-cache", _E, "data.cache_dir can be written to"),
         ("tokenizer-file", _E, "the tokenizer file can be read"),
+        ("token-files", _E, "prepared tokens and Megatron files are whole"),
     ),
 }
 

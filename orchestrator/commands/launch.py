@@ -17,10 +17,12 @@ from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
+from orchestrator.commands.own_script import resumed_script, script_entry
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend, View
 from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
@@ -65,6 +67,7 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
@@ -125,7 +128,7 @@ def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False
             return ready.result()
         plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
     if config.checkpoint.resume:
-        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        resume_tag, resume_remarks = _resumed(config, plan, run_dir)
         remarks += resume_remarks
     return PreparedLaunch(
         config=config,
@@ -171,6 +174,14 @@ def start(
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
 
 
+def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path | None) -> CommandWords:
+    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
+    kept = [override for override in overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
+    paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
+    directory = str(config_dir.absolute()) if config_dir else None
+    return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
+
+
 def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
     """What people are told before the start; if they want it quiet, only what is to be feared."""
     if prepared.config.view is View.quiet and not prepared.config.dry_run:
@@ -179,14 +190,6 @@ def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
         ]
         return text.findings_report(findings)
     return [*text.plan_report(prepared.plan), *text.findings_report(prepared.remarks)]
-
-
-def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path | None) -> CommandWords:
-    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
-    kept = [override for override in overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
-    paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
-    directory = str(config_dir.absolute()) if config_dir else None
-    return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
 
 
 def require_attached(config: RunConfig) -> None:
@@ -209,6 +212,7 @@ def absolute_paths(config: RunConfig) -> dict[str, str]:
         "data.path": config.data.path,
         "data.cache_dir": config.data.cache_dir,
         "data.tokenizer_path": config.data.tokenizer_path,
+        "training.script": config.training.script,
     }
     return {option: str(Path(os.path.expanduser(path)).absolute()) for option, path in paths.items() if path}  # noqa: PTH111 - Path's raises for unknown users
 
@@ -220,6 +224,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
+
+
+def _resumed(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str | None, list[Finding]]:
+    """The checkpoint to go on from, and what to know about it; a script of the user's own finds its own."""
+    findings = resumed_script(config, run_dir)
+    if has_error(findings):
+        raise ConfigurationError(findings)
+    return (None, findings) if config.training.script else _resume_tag(config, plan, run_dir)
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -272,7 +284,8 @@ def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunConte
         "dropout": plan.model.dropout,
     }
     ds_config = compiled(config, plan, nvme_directory=_nvme_directory(config))
-    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words)
+    script = script_entry(config)
+    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words, script=script)
 
 
 def _nvme_directory(config: RunConfig) -> str | None:
@@ -285,8 +298,8 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None and not prepared.starts_over:
-        return start_run(prepared.run_dir, contents)
+    if not (prepared.config.checkpoint.resume or prepared.starts_over):
+        return start_run(prepared.run_dir, contents, wandb_id=given_run_id(prepared.run_dir, os.environ))
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
@@ -325,18 +338,21 @@ def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
-    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
-    if outcome.status is Status.interrupted:
-        report = outcome_report.interruption_report(outcome, attempt.log_file)
-        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+    upload = sync_command(attempt.run_dir)
+    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), "wandb_sync": upload, **outcome.to_dict()}
     if outcome.status is Status.completed:
         assert outcome.result is not None
-        report = text.result_report(outcome.result, attempt.path)
+        report = text.result_report(outcome.result, attempt.path, upload)
         done = CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
         return with_receipt(done, attempt)
+    uploading = text.upload_report(upload)
+    if outcome.status is Status.interrupted:
+        report = [*outcome_report.interruption_report(outcome, attempt.log_file), *uploading]
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     memory = _out_of_memory(outcome, attempt)
     payload["out_of_memory"] = None if memory is None else memory.to_dict()
-    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    failure = outcome_report.failure_report(outcome, attempt.log_file)
+    report = [*failure, *([] if memory is None else memory.text()), *uploading]
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
 
 

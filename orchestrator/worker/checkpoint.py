@@ -122,13 +122,12 @@ def _check(checkpoint: Checkpoint, attempt: WorkerAttempt, spec: ModelSpec) -> N
 
 def _require_same_data(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """The position counts sequences of a certain order; in another order some would be read twice and some never."""
-    findings = [
-        error(
-            "resume-data", field, f"the checkpoint read its data with {saved[field]}, this run has {value}", f"restore {field}"
-        )
-        for field, value in own.items()
-        if saved[field] != value
-    ]
+    findings = []
+    for field in sorted(saved.keys() | own.keys()):
+        before, after = saved.get(field), own.get(field)
+        if before != after:
+            message = f"the checkpoint read its data with {before}, this run has {after}"
+            findings.append(error("resume-data", field, message, f"restore {field}"))
     if findings:
         raise ConfigurationError(findings)
 

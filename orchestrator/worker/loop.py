@@ -26,12 +26,16 @@ from orchestrator.worker.memory import memory_peak
 from orchestrator.worker.metrics import StepOutcome, Throughput, diverged, evaluate_entry, perplexity, step_line, train_entry
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.step import training_step
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything a training works with. ``tracker`` is there on rank 0 only, ``stop`` if a run that is stopped saves."""
+    """Everything a training works with. ``stop`` is there if a run that is stopped saves.
+
+    ``tracker`` is there on rank 0, for a shared W&B run on one rank of every host.
+    """
 
     attempt: WorkerAttempt
     spec: ModelSpec
@@ -42,6 +46,7 @@ class Training:
     tracker: Tracker | None
     progress: ProgressSigns
     stop: StopAgreement | None
+    profiles: StepProfiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +77,8 @@ def train(training: Training, position: Position) -> TrainingOutcome:
     stopped = False
     training.progress.enter(Phase.train, step=position.step)
     while position.step < config.training.max_steps and not (stopped := _is_stopped(training, last_seconds)):
-        started = time.monotonic()
-        outcome = training_step(
-            training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
-        )
-        # The device works behind our back; a step has taken the time until it is done.
-        get_accelerator().synchronize()
-        last_seconds = time.monotonic() - started
+        with training.profiles.of_step(position.step + 1):
+            outcome, last_seconds = _step(training, position)
         seconds_since_log.append(last_seconds)
         total_seconds += last_seconds
         position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
@@ -103,6 +103,15 @@ def train(training: Training, position: Position) -> TrainingOutcome:
         checkpoint=checkpoint,
         stopped=stopped,
     )
+
+
+def _step(training: Training, position: Position) -> tuple[StepOutcome, float]:
+    """The step behind ``position``, and its seconds."""
+    started = time.monotonic()
+    outcome = training_step(training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout)
+    # The device works behind our back; a step has taken the time until it is done.
+    get_accelerator().synchronize()
+    return outcome, time.monotonic() - started
 
 
 def _is_stopped(training: Training, step_seconds: float) -> bool:
@@ -152,5 +161,7 @@ def _save(training: Training, position: Position) -> Path:
     training.progress.enter(Phase.save)
     path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
     training.progress.enter(Phase.train)
+    if training.tracker is not None:
+        training.tracker.checkpoint(path, position.step)
     say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
     return path

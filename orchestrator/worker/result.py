@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.worker.data.prepare import PreparedData
+from orchestrator.tracking.measured import compared
+from orchestrator.worker.data.run_data import RunData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
 from orchestrator.worker.stack import stack
 
 
-def attempt_result(training: Training, data: PreparedData, outcome: TrainingOutcome) -> dict[str, Any]:
+def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) -> dict[str, Any]:
     """The content of ``result.json`` that the training knows; every rank calls it.
 
     ``status`` is ``stopped`` when the run was asked to stop before its last step, and saved if it had taken one.
@@ -24,19 +25,23 @@ def attempt_result(training: Training, data: PreparedData, outcome: TrainingOutc
         "steps": outcome.position.step,
         "final_loss": outcome.final_loss,
         "held_out_loss": held_out,
-        "unigram_entropy": data.token_file.index.unigram_entropy,
+        "unigram_entropy": data.unigram_entropy,
         "metric": outcome.final_loss if held_out is None else held_out,
         "tokens": tokens,
         "tokens_per_second": tokens / outcome.step_seconds if outcome.step_seconds else 0.0,
         "memory": memory_report(training.attempt.plan),
         "stack": stack(),
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
+        "profile": None if training.profiles.folder is None else str(training.profiles.folder),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
     }
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that runs are compared by."""
-    names = ("final_loss", "held_out_loss", "unigram_entropy", "tokens", "tokens_per_second")
-    memory = {f"memory/{name}": result["memory"][name] for name in ("predicted_bytes", "measured_bytes")}
-    return {**{name: result[name] for name in names}, **memory}
+    """The numbers that runs are compared by; the recorder adds what the steps took."""
+    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
+    memory = result["memory"]
+    return {
+        **{name: result[name] for name in names},
+        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
+    }

@@ -15,8 +15,10 @@ from tests.unit.planning.rules import (
     test_parallelism,
     test_pipeline,
     test_precision,
+    test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
@@ -28,8 +30,10 @@ MODULES = (
     test_parallelism,
     test_pipeline,
     test_precision,
+    test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
