@@ -14,7 +14,7 @@ from orchestrator.report.live import live_view
 
 Echo = Callable[[str], None]
 
-_ROUTINE = re.compile(r"step \d+|data: |tokens: |model |resumed from |W&B (online|offline): |building |evaluat")
+_ROUTINE = re.compile(r"step \d+|data: |model |resumed from |building |W&B (?:online|offline): \S+$")
 """How lines begin that say that all is well."""
 
 
