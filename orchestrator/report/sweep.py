@@ -40,7 +40,7 @@ def sweep_report(
     names = varied([point.overrides for point in points.values()])
     metric = next((point.metric_name for point in points.values() if point.metric_name), "metric")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("point", *names, "status", metric, "why"):
+    for column in ("point", *_short(names), "status", metric, "why"):
         table.add_column(column, overflow="fold")
     for point in points.values():
         settings = _settings(point.overrides)
@@ -61,7 +61,7 @@ def preview_report(points: Sequence[tuple[int, Sequence[str], Plan | None, str]]
     """One row a point: number, words, plan (None where there is no configuration), and why it cannot run."""
     names = varied([words for _, words, _, _ in points])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("point", *names, "verdict", "device", "of", "host", "of", "step", "tokens/s", "of peak", "why not"):
+    for column in ("point", *_short(names), "verdict", "device", "of", "host", "of", "step", "tokens/s", "of peak", "why not"):
         table.add_column(column, overflow="fold")
     for number, words, plan, reason in points:
         settings = _settings(words)
@@ -71,6 +71,12 @@ def preview_report(points: Sequence[tuple[int, Sequence[str], Plan | None, str]]
         table.add_row(str(number), *row, Text(verdict, style=style), *_sizes(plan), *_speeds(plan), reason)
     fitting = sum(plan is not None and plan.fits for _, _, plan, _ in points)
     return [table, Text(f"{fitting} of {len(points)} points can run")]
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """The last parts of the options' names where they are enough to tell them apart."""
+    last = [name.rsplit(".", 1)[-1] for name in names]
+    return [short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True)]
 
 
 def _sizes(plan: Plan | None) -> tuple[str, str, str, str]:

@@ -32,8 +32,8 @@ class SilentController:
 @pytest.mark.parametrize(
     ("words", "told", "not_told"),
     [
-        (("view=lines",), ("verdict: feasible", "command:", "sequence_parallel"), ()),
-        (("view=quiet",), ("sequence_parallel",), ("verdict", "command:", "info:")),
+        (("view=lines",), ("verdict: feasible", "command:", "lr_scheduler.warmup_steps"), ()),
+        (("view=quiet",), ("lr_scheduler.warmup_steps",), ("verdict", "command:", "info:")),
         (("view=quiet", "dry_run=true"), ("verdict: feasible", "command:"), ()),
     ],
 )
@@ -41,8 +41,8 @@ def test_a_quiet_launch_announces_what_is_to_be_feared_alone(
     words: tuple[str, ...], told: tuple[str, ...], not_told: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "Controller", SilentController)
-    unused = ("parallelism.sequence_parallel=true", "preflight=none")
-    config = load_config(["experiment=smoke", *unused, *words, f"run_dir={tmp_path / 'run'}"])
+    # its warmup is longer than the run: a warning
+    config = load_config(["experiment=smoke", "preflight=none", *words, f"run_dir={tmp_path / 'run'}"])
     prepared = launch.prepare(config, CommandWords())
     assert isinstance(prepared, launch.PreparedLaunch)
     console = Console(width=400)

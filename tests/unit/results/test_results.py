@@ -11,7 +11,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 from rich.console import Console
 
 from orchestrator.commands import results
@@ -21,7 +20,8 @@ from orchestrator.config.sweep import ResultsConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.slurm.job import Job, write_job
 from orchestrator.lease import EXPIRE_SECONDS
-from orchestrator.run_dir import METRICS
+from orchestrator.run_dir import METRICS, write_json
+from orchestrator.sweep_point import POINT_CONFIG
 from tests.unit.results.made import STARTED, make_point, make_run, make_sweep, resolved
 
 MICRO = "training.train_micro_batch_size_per_gpu"
@@ -66,8 +66,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             make_point(point, number, "infeasible", *words, reason=OUT_OF_MEMORY, exit_code=2)
             composed = resolved((words[0],)).config
             composed["training"][MICRO.split(".")[1]] = micro
-            (point / "hydra").mkdir()
-            (point / "hydra" / "config.yaml").write_text(yaml.safe_dump(composed))
+            write_json(point / POINT_CONFIG, composed)
         else:
             held_out = 3 + stage / 10 + micro
             make_run(point, words[0], options={MICRO: micro}, held_out=held_out, seconds=micro / 8, losses=(4, 3, 2, 1))
