@@ -384,7 +384,7 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
 
 
 def _view(config: RunConfig, console: Console) -> View:
-    return view_of(config.view, console, shares_terminal=config.output is Output.json)
+    return view_of(config.view, console, only_if_asked=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:

@@ -27,8 +27,9 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity
 from orchestrator.launch.locks import locked
-from orchestrator.run_dir import checkpoint_dir
-from orchestrator.sweep_point import PointStatus, SweepPoint, config_hash
+from orchestrator.report.view import is_unusual
+from orchestrator.run_dir import checkpoint_dir, write_json
+from orchestrator.sweep_point import POINT_CONFIG, PointStatus, SweepPoint, config_hash
 
 STOPPED = ".stopped"
 """In a sweep's directory: it was interrupted, and no further point starts."""
@@ -108,6 +109,7 @@ class PointTask:
                 if known is None or self._runs_again(known):
                     known = None
                     record.write(directory)
+                    write_json(directory / POINT_CONFIG, values)
             if directory != reserved:
                 with suppress(OSError):
                     # Hydra has made it, and nothing came into it
@@ -180,9 +182,10 @@ class PointTask:
         prepared = launch.prepare(config, recorded, starts_over=again and not resumes)
         if isinstance(prepared, CommandResult):
             return prepared
+        is_quiet = prepared.config.view is View.quiet
 
         def echo(line: str) -> None:
-            if config.view is not View.quiet:
+            if not is_quiet or is_unusual(line):
                 self.say(f"point {number}: {line}")
 
         return launch.start(prepared, echo, lambda _parts: None)
