@@ -9,13 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hydra import main as hydra_main
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
@@ -36,6 +35,8 @@ from orchestrator.commands import (
     slurm_restart,
     status,
     stop,
+    sweep,
+    sweep_preview,
     validate,
 )
 from orchestrator.commands import compile as compile_command
@@ -47,7 +48,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
-from orchestrator.run_dir import Attempt, CommandWords, recorded_words
+from orchestrator.run_dir import Attempt, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 _HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
@@ -57,11 +58,6 @@ Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Words to names and overrides."""
 RunCommand = Callable[[RunConfig, Attempt, Callable[[str], None]], CommandResult]
 """A command on a run, which says lines while it goes on."""
-_WORDS_OF_ONE_START = {"run_dir", "output", "dry_run", "checkpoint.resume"}
-
-
-class SweepPointFailedError(CompactHydraException):
-    """A point of a multirun ended badly; Hydra goes on with the others and repeats this line at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +171,9 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     )
     if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
         findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
-    if arguments.multirun and arguments.command is not Command.launch:
-        findings.append(error("multirun", "-m", f"{verb} plans one run", "sweep with launch -m"))
+    if arguments.multirun and arguments.command not in (Command.launch, Command.validate):
+        fix = "sweep with launch -m, and look at a sweep beforehand with validate -m"
+        findings.append(error("multirun", "-m", f"{verb} takes one configuration", fix))
     return arguments, findings
 
 
@@ -184,8 +181,10 @@ def _run_command(arguments: Arguments) -> int:
     overrides = [*arguments.overrides, f"command={arguments.command}"]
     if arguments.hydra_flags:
         return _hydra(arguments, overrides, lambda _composed: None)
+    if arguments.multirun and arguments.command is Command.validate:
+        output = Output.json if arguments.wants_json else Output.text
+        return _finish(sweep_preview.run(overrides, config_dir=arguments.config_dir), output)
     if arguments.multirun:
-        load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
     if arguments.command is Command.calibrate:
         return _calibrate(arguments)
@@ -216,7 +215,7 @@ def _run_command(arguments: Arguments) -> int:
     if config.parallelism.auto:
         config, words = _chosen(config)
         arguments, overrides = replace(arguments, overrides=[*arguments.overrides, *words]), [*overrides, *words]
-    prepared = launch.prepare(config, _words(arguments, config))
+    prepared = launch.prepare(config, launch.command_words(config, arguments.overrides, arguments.config_dir))
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
     return _launch(arguments, overrides, prepared)
@@ -281,14 +280,6 @@ def _chosen(config: RunConfig) -> tuple[RunConfig, list[str]]:
     return config, list(entry.overrides)
 
 
-def _words(arguments: Arguments, config: RunConfig) -> CommandWords:
-    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
-    kept = [override for override in arguments.overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
-    paths = [f"{path}={load.quoted(value)}" for path, value in launch.absolute_paths(config).items()]
-    config_dir = str(arguments.config_dir.absolute()) if arguments.config_dir else None
-    return CommandWords(overrides=tuple(load.combine_overrides(kept, paths)), config_dir=config_dir)
-
-
 def _launch(arguments: Arguments, overrides: list[str], prepared: launch.PreparedLaunch) -> int:
     """Run a prepared launch as Hydra's job, in the run directory that was prepared."""
     codes: list[int] = []
@@ -308,34 +299,14 @@ def _launch(arguments: Arguments, overrides: list[str], prepared: launch.Prepare
 
 
 def _sweep(arguments: Arguments, overrides: list[str]) -> int:
-    """Run every point of a multirun; the exit code is the worst of them."""
-    codes: list[int] = []
+    prepared = sweep.prepare(overrides, config_dir=arguments.config_dir)
+    output = Output.json if arguments.wants_json else Output.text
+    return _finish(sweep.run(prepared, partial(_say, on_stderr=arguments.wants_json)), output)
 
-    def job(composed: DictConfig) -> float | None:
-        metric = None
-        try:
-            config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
-            deepspeed_json.unsupported(config)
-            launch.require_attached(config)
-            point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
-            if config.parallelism.auto:
-                config, words = _chosen(config)
-                point = replace(point, overrides=[*point.overrides, *words])
-            prepared = launch.prepare(config, _words(point, config))
-            result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
-            metric = result.metric
-            codes.append(_finish(result, config.output))
-        except ConfigurationError as problem:
-            codes.append(_refuse(problem.findings, as_json=arguments.wants_json))
-        if codes[-1] == INTERRUPTED:
-            # not an Exception to Hydra, which would go on with the next point
-            raise KeyboardInterrupt
-        if codes[-1] != OK:
-            raise SweepPointFailedError(f"point {HydraConfig.get().job.num} ended with exit code {codes[-1]}")
-        return metric
 
-    failed = _hydra(arguments, overrides, job)
-    return max(codes) if any(codes) else failed
+def _say(line: str, *, on_stderr: bool) -> None:
+    """Tell people one line; a sweep does so from several processes."""
+    _console(json_on_stdout=on_stderr).print(line, soft_wrap=True)
 
 
 def _start(prepared: launch.PreparedLaunch) -> CommandResult:

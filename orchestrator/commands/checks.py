@@ -22,7 +22,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("logs", _E, "a log can be shown as it is asked for"),
         ("stop", _E, "there is a run to stop, and its directory can be written to"),
         ("config-dir", _E, "--config-dir names a folder"),
-        ("multirun", _E, "only launch sweeps"),
+        ("multirun", _E, "only launch sweeps, and only validate looks at sweeps"),
         ("override-grammar", _E, "every override is KEY=VALUE or GROUP=OPTION in Hydra's grammar"),
         ("sweep-value", _E, "several values for one key need launch -m"),
     ),
@@ -35,6 +35,15 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("composition", _E, "Hydra can compose the files"),
         ("name", _E, "names can become parts of paths"),
         ("secret", _E, "no secret is among the workers' environment variables"),
+    ),
+    "sweep": (
+        ("sweep-option", _E, "no option of a single run is given to a sweep"),
+        ("sweep-ignored", _E, "no swept file sets Hydra's sweeper or launcher, which all points share"),
+        ("sweep-plugin", _E, "the plugins of Hydra that a sweep names are installed"),
+        ("sweep-size", _E, "a preview has no more points than can be looked at"),
+        ("sweep-directory", _E, "a sweep begins in a directory without one, and goes on where there is one"),
+        ("sweep-direction", _E, "Optuna and sweep.direction look for the same"),
+        ("sweep-storage", _E, "a stored Optuna study can be opened, and found again"),
     ),
     "model": (
         ("model-family", _E, "the model's family is known"),
@@ -93,6 +102,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("launch-backend", _E, "the launcher backend reaches the hosts"),
         ("detach", _E, "a controller can be started on the first host, and the run is no point of a sweep"),
         ("visible-devices", _E, "CUDA_VISIBLE_DEVICES has numbers, and enough of them"),
+        ("script", _E, "a training script of your own is a Python file that can be read"),
     ),
     "Slurm": (
         ("slurm-hosts", _E, "Slurm chooses the hosts, and says in the allocation which they are"),
@@ -157,6 +167,11 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("resume-option", _E, "options that a checkpoint fixes are as they were"),
         ("resume-model", _E, "the model is the checkpoint's"),
         ("resume-data", _E, "the data and its order are as they were"),
+        (
+            "resume-script",
+            _E,
+            "what goes on is what was started: our training, or a script, which is warned of when it has changed",
+        ),
         ("resume-batch", _W, "the global batch is as it was"),
         ("resume-steps", _I, "steps are left to train"),
     ),
@@ -183,6 +198,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("data-size", _E, "the text makes enough sequences"),
         ("data-cache", _E, "data.cache_dir can be written to"),
         ("tokenizer-file", _E, "the tokenizer file can be read"),
+        ("token-files", _E, "prepared tokens and Megatron files are whole"),
     ),
 }
 

@@ -16,6 +16,7 @@ from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
+from orchestrator.commands.own_script import resumed_script, script_entry
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
@@ -23,7 +24,7 @@ from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandRes
 from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
 from orchestrator.config.enums import LauncherBackend
-from orchestrator.config.load import run_config_from_dict
+from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
@@ -65,10 +66,12 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
   orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
 
 Echo = Callable[[str], None]
+_WORDS_OF_ONE_START = {"run_dir", "output", "view", "dry_run", "checkpoint.resume", "sweep.resume"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class PreparedLaunch:
     master_addr: str | None
     """An address of the first host that all others were seen to reach."""
     starts_over: bool = False
-    """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
+    """Whether the run was started before and has no checkpoint: its earlier attempts stay."""
 
     @property
     def run_dir(self) -> Path:
@@ -91,10 +94,11 @@ class PreparedLaunch:
         return Path(self.config.run_dir)
 
 
-def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandResult:
+def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False) -> PreparedLaunch | CommandResult:
     """Check everything that can be checked before a start; a result is a refusal.
 
-    ``words`` made ``config``; a later resume starts from them.
+    ``words`` made ``config``; a later resume starts from them. ``starts_over``: earlier attempts of the run left no
+    checkpoint, and this one begins anew beside them.
 
     Raises:
         ConfigurationError: a resume that was asked for is impossible.
@@ -109,7 +113,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     run_dir = Path(config.run_dir)
     if submits_a_job(config):
         slurm.require_no_job(run_dir)
-    starts_over = not config.checkpoint.resume and slurm_restart.is_started_again(config)
+    starts_over = starts_over or (not config.checkpoint.resume and slurm_restart.is_started_again(config))
     if not config.checkpoint.resume and not starts_over:
         require_new(run_dir)
     remarks: list[Finding] = []
@@ -123,7 +127,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
             return ready.result()
         plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
     if config.checkpoint.resume:
-        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        resume_tag, resume_remarks = _resumed(config, plan, run_dir)
         remarks += resume_remarks
     return PreparedLaunch(
         config=config,
@@ -160,6 +164,14 @@ def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[Rendera
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
 
 
+def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path | None) -> CommandWords:
+    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
+    kept = [override for override in overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
+    paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
+    directory = str(config_dir.absolute()) if config_dir else None
+    return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
+
+
 def require_attached(config: RunConfig) -> None:
     """Make sure that the point of a sweep is one that can be waited for.
 
@@ -180,6 +192,7 @@ def absolute_paths(config: RunConfig) -> dict[str, str]:
         "data.path": config.data.path,
         "data.cache_dir": config.data.cache_dir,
         "data.tokenizer_path": config.data.tokenizer_path,
+        "training.script": config.training.script,
     }
     return {option: str(Path(os.path.expanduser(path)).absolute()) for option, path in paths.items() if path}  # noqa: PTH111 - Path's raises for unknown users
 
@@ -191,6 +204,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         section, name = option.split(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
     return config
+
+
+def _resumed(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str | None, list[Finding]]:
+    """The checkpoint to go on from, and what to know about it; a script of the user's own finds its own."""
+    findings = resumed_script(config, run_dir)
+    if has_error(findings):
+        raise ConfigurationError(findings)
+    return (None, findings) if config.training.script else _resume_tag(config, plan, run_dir)
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -243,7 +264,8 @@ def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunConte
         "dropout": plan.model.dropout,
     }
     ds_config = compiled(config, plan, nvme_directory=_nvme_directory(config))
-    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words)
+    script = script_entry(config)
+    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words, script=script)
 
 
 def _nvme_directory(config: RunConfig) -> str | None:
@@ -256,7 +278,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None and not prepared.starts_over:
+    if not (prepared.config.checkpoint.resume or prepared.starts_over):
         return start_run(prepared.run_dir, contents, wandb_id=given_run_id(prepared.run_dir, os.environ))
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 

@@ -1,4 +1,4 @@
-"""Comparisons for kernels that take ints or integer numpy arrays: ints stay ints of any size, arrays broadcast."""
+"""Comparisons for kernels that take numbers or numpy arrays: ints stay ints of any size, arrays broadcast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ def larger(first: Size, *others: Size) -> Size:
     """The largest, element by element. ``numpy.maximum`` would turn ints into its own, which overflow."""
     result = first
     for other in others:
-        result = result + (other - result) * (other > result)
+        if isinstance(result, np.ndarray) or isinstance(other, np.ndarray):
+            result = np.maximum(result, other)
+        elif other > result:
+            result = other
     return result
 
 
@@ -21,13 +24,18 @@ def smaller(first: Size, *others: Size) -> Size:
     """The smallest, element by element."""
     result = first
     for other in others:
-        result = result + (other - result) * (other < result)
+        if isinstance(result, np.ndarray) or isinstance(other, np.ndarray):
+            result = np.minimum(result, other)
+        elif other < result:
+            result = other
     return result
 
 
 def choose(condition: Size, first: Size, second: Size) -> Size:
     """``first`` where ``condition`` (booleans) holds, else ``second``."""
-    return second + (first - second) * condition
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, first, second)
+    return first if condition else second
 
 
 def doublings(size: Size) -> Size:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import ip_address
+from itertools import groupby
 from types import MappingProxyType
+from typing import NamedTuple
 
 from orchestrator.config.enums import Accelerator, Precision
 from orchestrator.config.schema import ClusterConfig
@@ -35,7 +38,15 @@ class Host:
         return tuple(range(self.slots)) if self.devices is None else self.devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRun(NamedTuple):
+    """Consecutive hosts of a cluster that differ in nothing a plan asks for."""
+
+    host: Host
+    """The first of them."""
+    num_hosts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """Hosts that are alike but for their slots and what was measured there. Bandwidths are bytes a second in one direction,
     ``None`` when unknown."""
@@ -62,15 +73,25 @@ class ClusterSpec:
     speed: DeliveredSpeed
     """What of these rates is really reached."""
 
+    @cached_property
+    def host_runs(self) -> tuple[HostRun, ...]:
+        """The hosts in their order, equal neighbours together."""
+
+        def facts(host: Host) -> tuple[int | None, ...]:
+            return host.slots, host.device_memory_bytes, host.host_memory_bytes, host.nvme_bytes
+
+        runs = [list(equal) for _, equal in groupby(self.hosts, key=facts)]
+        return tuple(HostRun(run[0], len(run)) for run in runs)
+
     @property
     def num_devices(self) -> int:
         """Devices of all hosts: the world size."""
-        return sum(host.slots for host in self.hosts)
+        return sum(run.host.slots * run.num_hosts for run in self.host_runs)
 
-    @property
+    @cached_property
     def devices_per_host(self) -> int:
         """Devices of the host that has most."""
-        return max(host.slots for host in self.hosts)
+        return max(run.host.slots for run in self.host_runs)
 
     @property
     def smallest_device_memory_bytes(self) -> int:
@@ -104,7 +125,7 @@ class ClusterSpec:
             first += host.slots
         return min(holding, key=self.device_capacity)
 
-    @property
+    @cached_property
     def is_measured(self) -> bool:
         """Whether the capacities of its hosts were measured."""
         return any(host.device_memory_bytes is not None or host.host_memory_bytes is not None for host in self.hosts)

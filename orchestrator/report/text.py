@@ -102,9 +102,10 @@ def upload_report(command: str | None) -> list[RenderableType]:
 def result_report(result: Mapping[str, Any], attempt_path: Path, upload: str | None) -> list[RenderableType]:
     """How a run ended well, and where everything lies; ``upload`` is the command that brings the rest to W&B."""
     table = _plain_table("result", "")
+    rate = result["tokens_per_second"]
     rows = {
         "steps": f"{result['steps']} in {format_seconds(result['seconds'])}",
-        "throughput": f"{format_count(result['tokens_per_second'])} tokens/s",
+        "throughput": "-" if rate is None else f"{format_count(rate)} tokens/s",
         "final loss": _number(result["final_loss"]),
         "held-out loss": _number(result["held_out_loss"]),
         "entropy of the token frequencies": _number(result["unigram_entropy"]),

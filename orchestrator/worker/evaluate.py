@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
 
-from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader
+from orchestrator.worker.data.batches import Batch, BatchReader
+from orchestrator.worker.data.sequences import IGNORED
+from orchestrator.worker.step import model_inputs, pipeline_inputs
 
 
 def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None]) -> float | None:
@@ -36,8 +39,8 @@ def _sum(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) ->
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     engine.eval()
     with torch.no_grad():
-        for input_ids, labels in _tensors(engine, batches, advanced):
-            total += engine.module.loss_fn(engine(input_ids), labels)
+        for inputs, labels in _tensors(engine, batches, advanced):
+            total += engine.module.loss_fn(engine(*inputs), labels)
     engine.train()
     torch.distributed.all_reduce(total, group=engine.data_parallel_group)
     return total
@@ -46,18 +49,21 @@ def _sum(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) ->
 def _pipeline_sum(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) -> Tensor:
     """A folded pipeline runs as many micro-batches as a training step has; labels that do not count fill the last ones up."""
     at_once = engine.micro_batches if isinstance(engine, DualPipeVEngine) else len(batches)
-    empty = Batch(input_ids=batches[0].input_ids, labels=np.full_like(batches[0].labels, IGNORED))
+    empty = replace(batches[0], labels=np.full_like(batches[0].labels, IGNORED))
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
     for first in range(0, len(batches), at_once):
         some = list(batches[first : first + at_once])
         some += [empty] * (at_once - len(some))
-        mean = engine.eval_batch(_tensors(engine, some, advanced), num_micro_batches=at_once)
+        tensors = ((pipeline_inputs(inputs), labels) for inputs, labels in _tensors(engine, some, advanced))
+        mean = engine.eval_batch(tensors, num_micro_batches=at_once)
         total += mean.sum() * (at_once * engine.dp_world_size)
     engine.train()
     return total
 
 
-def _tensors(engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor]]:
+def _tensors(
+    engine: Any, batches: Sequence[Batch], advanced: Callable[[], None]
+) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
     for batch in batches:
         advanced()
-        yield torch.from_numpy(batch.input_ids).to(engine.device), torch.from_numpy(batch.labels).to(engine.device)
+        yield model_inputs(batch, engine.device), torch.from_numpy(batch.labels).to(engine.device)

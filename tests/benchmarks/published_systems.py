@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.config.enums import OffloadDevice, Precision
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, optimizer_wrapper, resolve_settings
 from orchestrator.planning.layers import layer_parameters
-from orchestrator.planning.memory.activations import stage_activation_bytes, stage_logits_bytes, stage_working_bytes
+from orchestrator.planning.memory.activations import PassBytes
 from orchestrator.planning.memory.buffers import CUBLAS_WORKSPACE_BYTES, reduce_bucket_bytes
 from orchestrator.planning.memory.device import Phase, StageLoad, phase_components
 from orchestrator.planning.memory.shape import RankShape, rank_shape
@@ -57,12 +57,13 @@ def _passes(case: Case, coordinate: int) -> tuple[float, float, float]:
     stage = case.partition.stages[coordinate]
     sets = case.layer_sets(coordinate)
     inner = replace(stage, has_embedding=False, has_positions=False, has_final_norm=False, has_head=False)
-    layers = float(stage_activation_bytes(case.model, inner, case.passed, in_flight=1))
-    ends = float(stage_activation_bytes(case.model, stage, case.passed, in_flight=1)) - layers
-    logits = float(stage_logits_bytes(case.model, stage, case.passed))
+    of_pass = PassBytes(case.model, case.passed)
+    layers = float(of_pass.activations(inner, in_flight=1))
+    ends = float(of_pass.activations(stage, in_flight=1)) - layers
+    logits = float(of_pass.logits(stage))
     if case.system == "fsdp" and not _splits_vocabulary(case) and not case.passed.sequence_parallel:
         ends /= case.passed.tensor_parallel_size
-    return layers * sets + ends, logits, float(stage_working_bytes(case.model, stage, case.passed))
+    return layers * sets + ends, logits, float(of_pass.working(stage))
 
 
 def _splits_vocabulary(case: Case) -> bool:
@@ -195,7 +196,8 @@ def _deepspeed(case: Case, coordinate: int) -> Components:
         pipeline_parallel_size=case.pipeline_parallel_size,
         accumulates=case.micro_batches > 1,
     )
-    phases = {phase: dict(parts) for phase, parts in phase_components(case.model, settings, load, case.passed).items()}
+    components = phase_components(settings, load, PassBytes(case.model, case.passed))
+    phases = {phase: dict(parts) for phase, parts in components.items()}
     second_bucket = reduce_bucket_bytes(settings, shape, pipeline=case.pipeline_parallel_size > 1)
     second_bucket -= reduce_bucket_bytes(settings, shape)
     low_precision = "bf16 master" in case.row.note("master_states")

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from orchestrator.checkpoints.export_request import ExportRequest
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.batches import IGNORED
-from orchestrator.worker.data.prepare import batch_reader, prepare_data
+from orchestrator.worker.data.prepare import prepare_data
+from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.sequences import IGNORED
 from orchestrator.worker.export import export
 
 SMALL_FILES = 20_000

@@ -17,7 +17,8 @@ from torch import Tensor
 from orchestrator.models.shards import HfParameter
 from orchestrator.worker.attempt import read_attempt
 from orchestrator.worker.checkpoint import Position, save_checkpoint
-from orchestrator.worker.data.prepare import batch_reader, prepare_data
+from orchestrator.worker.data.prepare import prepare_data
+from orchestrator.worker.data.reader import batch_reader
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.step import training_step
 from tests.reference_model import named_hf_parameters, named_parameters, plain_model, whole_logits

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.prepare import batch_reader, prepare_data
+from orchestrator.worker.data.prepare import prepare_data
+from orchestrator.worker.data.reader import batch_reader
 from orchestrator.worker.lr_schedule import learning_rate
 from tests.distributed.plain_optimizers import plain_optimizer
 from tests.reference_model import named_parameters, plain_model

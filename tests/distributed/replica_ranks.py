@@ -7,7 +7,8 @@ from pathlib import Path
 
 from orchestrator.models.shards import hf_parameter
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.prepare import batch_reader, prepare_data
+from orchestrator.worker.data.prepare import prepare_data
+from orchestrator.worker.data.reader import batch_reader
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.step import training_step
 

@@ -133,12 +133,14 @@ def _machine_check(host: Host, answer: Answer, config: RunConfig, *, world_size:
 def _request(config: RunConfig, *, token: Mapping[str, str] | None) -> dict[str, Any]:
     """What the probe is to look at. Paths are the same on all hosts."""
     uses_nvme = OffloadDevice.nvme in (config.offload.optimizer_device, config.offload.param_device)
+    own_script = config.training.script is not None
     folders = {
         "run_dir": config.run_dir,
         NVME_PATH: config.offload.nvme_path if uses_nvme else None,
-        "data.cache_dir": None if config.data.source is DataSource.synthetic else config.data.cache_dir,
+        "data.cache_dir": None if own_script or config.data.source is DataSource.synthetic else config.data.cache_dir,
     }
     files = {
+        "training.script": config.training.script,
         "data.path": config.data.path,
         "data.tokenizer_path": config.data.tokenizer_path,
         "model.pretrained": config.model.pretrained,

@@ -9,13 +9,7 @@ from typing import TypeAlias
 
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, OptimizerWrapper
 from orchestrator.planning.broadcast import larger
-from orchestrator.planning.memory.activations import (
-    Pass,
-    pipeline_buffer_bytes,
-    stage_activation_bytes,
-    stage_logits_bytes,
-    stage_working_bytes,
-)
+from orchestrator.planning.memory.activations import PassBytes
 from orchestrator.planning.memory.buffers import (
     gathered_parameter_bytes,
     gradient_copy_bytes,
@@ -31,7 +25,6 @@ from orchestrator.planning.memory.states import (
     step_gradient_bytes,
     whole_gradient_bytes,
 )
-from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size
 from orchestrator.planning.partition import Stage
 from orchestrator.units import DTYPE_BYTES
@@ -72,8 +65,18 @@ class StageLoad:
 PhaseComponents: TypeAlias = Mapping[Phase, Mapping[str, Size]]
 
 
-def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> PhaseComponents:
+def phase_components(settings: DeepSpeedSettings, load: StageLoad, of_pass: PassBytes) -> PhaseComponents:
     """Bytes of each component in each phase; what a component does not need in a phase is left out there."""
+    return with_passes(state_components(settings, load), pass_components(load, of_pass))
+
+
+def with_passes(states: PhaseComponents, passes: PhaseComponents) -> PhaseComponents:
+    """``state_components`` and ``pass_components`` together."""
+    return {phase: {**parts, **passes[phase]} if phase in passes else parts for phase, parts in states.items()}
+
+
+def state_components(settings: DeepSpeedSettings, load: StageLoad) -> PhaseComponents:
+    """The components that the size of a pass does not change: they depend on the stage, the data-parallel size and ZeRO."""
     shape, dp = load.shape, load.data_parallel_size
     trained = shape.trainable_parameters
     states = device_states(
@@ -93,23 +96,15 @@ def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
     copied = reduction_copy_bytes(settings, shape)
     gathered = {"gathered_parameters": gathered_parameter_bytes(settings, shape, data_parallel_size=dp)}
     copies = {"gradient_copies": gradient_copy_bytes(settings, shape, data_parallel_size=dp, accumulates=load.accumulates)}
-    in_passes = {**permanent, **gathered, **_pass_components(spec, settings, load, passed)}
+    resident = resident_gradient_bytes(settings, num_parameters=trained, data_parallel_size=dp, accumulates=load.accumulates)
+    in_passes = {**permanent, **gathered, "gradients": resident}
     keeps_gradients = settings.optimizer_wrapper in (OptimizerWrapper.bf16, OptimizerWrapper.zero3)
     standing = {**permanent, "gradients": states.gradients if keeps_gradients else 0, "reduce_buckets": kept_bucket}
     whole = shape.largest_parameter * DTYPE_BYTES[settings.dtype] if settings.sharding_stage >= 3 else 0
     return {
         Phase.start: standing,
-        Phase.loss: {
-            **in_passes,
-            "logits": sum(stage_logits_bytes(spec, stage, passed) for stage in load.held),
-            "reduce_buckets": kept_bucket,
-        },
-        Phase.backward: {
-            **in_passes,
-            **copies,
-            "layer_working_memory": larger(*(stage_working_bytes(spec, stage, passed) for stage in load.held)),
-            "reduce_buckets": bucket + (copied if settings.zero_stage >= 2 else 0),
-        },
+        Phase.loss: {**in_passes, "reduce_buckets": kept_bucket},
+        Phase.backward: {**in_passes, **copies, "reduce_buckets": bucket + (copied if settings.zero_stage >= 2 else 0)},
         Phase.reduction: {
             **permanent,
             **gathered,
@@ -127,36 +122,17 @@ def phase_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLo
     }
 
 
-def with_in_flight(spec: ModelSpec, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:
-    """The components of an equal stage with another number of micro-batches in flight."""
-    kept = _kept_for_backward(spec, load, passed)
-    return {
-        phase: {**components, **kept} if phase in (Phase.loss, Phase.backward) else components
-        for phase, components in phases.items()
-    }
-
-
-def _pass_components(spec: ModelSpec, settings: DeepSpeedSettings, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
-    """What is there whenever all activations are."""
-    return {
-        "gradients": resident_gradient_bytes(
-            settings,
-            num_parameters=load.shape.trainable_parameters,
-            data_parallel_size=load.data_parallel_size,
-            accumulates=load.accumulates,
-        ),
-        **_kept_for_backward(spec, load, passed),
-    }
-
-
-def _kept_for_backward(spec: ModelSpec, load: StageLoad, passed: Pass) -> Mapping[str, Size]:
-    """What grows with the micro-batches in flight."""
-    return {
+def pass_components(load: StageLoad, of_pass: PassBytes) -> PhaseComponents:
+    """The components that go with the micro-batches in flight, in the two phases that have them."""
+    kept = {
         "activations": sum(
-            stage_activation_bytes(spec, stage, passed, in_flight=held)
-            for stage, held in zip(load.held, load.in_flight, strict=True)
+            of_pass.activations(stage, in_flight=held) for stage, held in zip(load.held, load.in_flight, strict=True)
         ),
-        "pipeline_buffers": pipeline_buffer_bytes(
-            spec, passed, in_flight=sum(load.in_flight), pipeline_parallel_size=load.pipeline_parallel_size
+        "pipeline_buffers": of_pass.pipeline_buffers(
+            in_flight=sum(load.in_flight), pipeline_parallel_size=load.pipeline_parallel_size
         ),
+    }
+    return {
+        Phase.loss: {**kept, "logits": sum(of_pass.logits(stage) for stage in load.held)},
+        Phase.backward: {**kept, "layer_working_memory": larger(*(of_pass.working(stage) for stage in load.held))},
     }

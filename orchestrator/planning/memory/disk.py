@@ -16,6 +16,7 @@ from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.memory.device import StageLoad
 from orchestrator.planning.memory.states import rank_states
 from orchestrator.planning.parameters import Size
+from orchestrator.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +67,24 @@ def rank_file_bytes(settings: DeepSpeedSettings, load: StageLoad) -> tuple[Size,
         data_parallel_size=load.data_parallel_size,
         num_muon=shape.muon_parameters,
     ).optimizer_states
-    whole = rank_states(settings, num_parameters=shape.parameters, data_parallel_size=load.data_parallel_size).parameters
-    return whole * (settings.sharding_stage < 3), trained
+    if settings.sharding_stage >= 3:
+        return 0 * shape.parameters, trained
+    return shape.parameters * DTYPE_BYTES[settings.dtype], trained
 
 
 def checkpoint_disk(
     settings: DeepSpeedSettings,
-    loads: Sequence[StageLoad],
+    files: Sequence[tuple[Size, Size]],
     *,
     tensor_parallel_size: int,
+    data_parallel_size: int,
     checkpoint: CheckpointConfig,
     training: TrainingConfig,
 ) -> CheckpointDisk:
-    """The checkpoint folder of a run with these stages."""
+    """The checkpoint folder of a run; ``files`` are the ``rank_file_bytes`` of each pipeline coordinate."""
+    writers = data_parallel_size if settings.sharding_stage >= 1 else 1
     parameters = optimizer_states = 0
-    for load in loads:
-        of_model, of_optimizer = rank_file_bytes(settings, load)
-        writers = load.data_parallel_size if settings.sharding_stage >= 1 else 1
+    for of_model, of_optimizer in files:
         parameters += tensor_parallel_size * int(of_model)
         optimizer_states += tensor_parallel_size * writers * int(of_optimizer)
     saves = num_saves(checkpoint, training.max_steps)

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.config.enums import Accelerator
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
-from orchestrator.planning.cluster_spec import ClusterSpec
+from orchestrator.planning.cluster_spec import ClusterSpec, Host
+from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.memory.activations import Pass, host_activation_bytes, in_flight_micro_batches
-from orchestrator.planning.memory.device import Phase, PhaseComponents, StageLoad, phase_components, with_in_flight
-from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk
+from orchestrator.planning.memory.activations import Pass, PassBytes, in_flight_micro_batches
+from orchestrator.planning.memory.device import (
+    Phase,
+    PhaseComponents,
+    StageLoad,
+    pass_components,
+    state_components,
+    with_passes,
+)
+from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk, rank_file_bytes
 from orchestrator.planning.memory.host import host_states
-from orchestrator.planning.memory.hosts import HostMemory, NvmeMemory, host_share, sum_hosts
+from orchestrator.planning.memory.hosts import EqualHosts, HostMemory, HostShare, NvmeMemory, host_share, sum_hosts
 from orchestrator.planning.memory.levels import (
     DeviceSurroundings,
     Levels,
@@ -33,7 +41,7 @@ from orchestrator.planning.memory.levels import (
     remember,
     reserved_bytes,
 )
-from orchestrator.planning.memory.shape import RankShape, largest_parameter, rank_shape
+from orchestrator.planning.memory.shape import RankShape, TensorShapes, largest_parameter, tensor_shapes
 from orchestrator.planning.memory.states import FP32_BYTES
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
@@ -56,20 +64,36 @@ class PhaseMemory:
 class DeviceMemory:
     """Peak of the equal ranks of one pipeline coordinate, ``stage``.
 
-    The bytes are what the run needs; a monitor may show anything in the intervals (``levels.py``). ``components`` are those of
-    the peak's phase; they add up to allocated.
+    The bytes are what the run needs; a monitor may show anything in the intervals (``levels.py``).
     """
 
     stage: int
     ranks: range
     levels: Levels
     capacity_bytes: int
-    components: Mapping[str, int]
     phase: Phase
-    phases: Mapping[Phase, PhaseMemory]
-    """Every phase, in the order of a run."""
+    """That of the peak."""
+    components_of: Mapping[Phase, Mapping[str, int]]
+    """Components of every phase, in the order of a run; they add up to allocated."""
+    surroundings: DeviceSurroundings
     measured_on: str | None
     """The host whose devices were measured to have less than the cluster says, and decide."""
+
+    @property
+    def components(self) -> Mapping[str, int]:
+        """The components of the peak's phase."""
+        return self.components_of[self.phase]
+
+    @property
+    def phases(self) -> Mapping[Phase, PhaseMemory]:
+        """Every phase; the allocator may still hold what earlier ones needed."""
+        memories: dict[Phase, PhaseMemory] = {}
+        held: dict[str, int] = {}
+        for phase, components in self.components_of.items():
+            remember(held, components)
+            level = levels(needed=sum(components.values()), cached=held_bytes(held), surroundings=self.surroundings)
+            memories[phase] = PhaseMemory(components=components, levels=level)
+        return memories
 
     @property
     def allocated_bytes(self) -> int:
@@ -105,9 +129,22 @@ class MemoryEstimate:
     """All of it."""
 
     device: tuple[DeviceMemory, ...]
-    host: tuple[HostMemory, ...]
-    nvme: tuple[NvmeMemory, ...]
+    hosts: tuple[Host, ...]
+    equal_hosts: tuple[EqualHosts, ...]
     checkpoints: CheckpointDisk
+
+    @property
+    def host(self) -> tuple[HostMemory, ...]:
+        """RAM of every host."""
+        return tuple(equal.memory._replace(host=host.name) for equal in self.equal_hosts for host in self._hosts_of(equal))
+
+    @property
+    def nvme(self) -> tuple[NvmeMemory, ...]:
+        """Disk of every host."""
+        return tuple(equal.nvme._replace(host=host.name) for equal in self.equal_hosts for host in self._hosts_of(equal))
+
+    def _hosts_of(self, equal: EqualHosts) -> Sequence[Host]:
+        return self.hosts[equal.first : equal.first + equal.num_hosts]
 
     def to_dict(self) -> dict[str, Any]:
         """The ``memory`` object of ``output=json``."""
@@ -132,66 +169,47 @@ class Estimator:
     """Share of each layer that is trained; ``None`` = all of all."""
 
     def estimate(self, partition: Partition) -> MemoryEstimate:
-        """The memory of the run. Work grows with kinds of stages and with hosts, not with ranks."""
-        passed = self.passed
-        known: dict[Any, tuple[RankShape, PhaseComponents]] = {}
-        loads, device, shares = [], [], []
+        """The memory of the run. Work grows with kinds of stages and of hosts, not with ranks."""
+        stages = _Stages(self)
+        device, shares, files = [], [], []
         for index in range(partition.num_coordinates):
-            load, phases = self._known_stage(index, partition.held_by(index), passed, known)
-            memory = self._device(index, load, phases, passed)
-            loads.append(load)
+            kind, load = stages.of_rank(index, partition.held_by(index))
+            memory = self._device(index, stages.counted(kind, load))
             device.append(memory)
-            waiting = self._host_activations(load, passed)
-            shares.append(
-                host_share(
-                    self.settings,
-                    self.cluster,
-                    load,
-                    device_bytes=memory.device_bytes,
-                    activation_bytes=waiting,
-                    initial_value_bytes=self._initial_value_bytes(load),
-                )
-            )
-        host, nvme = sum_hosts(self.cluster, self.layout, shares)
+            shares.append(stages.host_share(kind, load, device_bytes=memory.device_bytes))
+            files.append(kind.files)
         checkpoints = checkpoint_disk(
             self.settings,
-            loads,
+            files,
             tensor_parallel_size=self.layout.tensor_parallel_size,
+            data_parallel_size=self.layout.data_parallel_size,
             checkpoint=self.config.checkpoint,
             training=self.config.training,
         )
-        return MemoryEstimate(device=tuple(device), host=host, nvme=nvme, checkpoints=checkpoints)
+        return MemoryEstimate(
+            device=tuple(device),
+            hosts=self.cluster.hosts,
+            equal_hosts=sum_hosts(self.cluster, self.layout, shares),
+            checkpoints=checkpoints,
+        )
 
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
-        load, phases = self._known_stage(coordinate, held, self.passed, {})
-        needed = needed_bytes(self._counted(load, phases, self.passed))
+        stages = _Stages(self)
+        needed = needed_bytes(stages.counted(*stages.of_rank(coordinate, held)))
         return int(
             reserved_bytes(needed, self.cluster.accelerator)
             + outside_bytes(self._surroundings(self.cluster.device_memory_bytes))
         )
 
-    def _known_stage(
-        self,
-        coordinate: int,
-        held: Sequence[Stage],
-        passed: Pass,
-        known: dict[Any, tuple[RankShape, PhaseComponents]],
-    ) -> tuple[StageLoad, PhaseComponents]:
-        """The load of a stage and its components; stages of one kind differ in their micro-batches in flight alone."""
-        kind = tuple(stage.kind if self.trainable_shares is None else stage for stage in held)
-        if kind not in known:
-            load = self._load(coordinate, held, self._shape(held))
-            known[kind] = load.shape, phase_components(self.spec, self.settings, load, passed)
-            return load, known[kind][1]
-        shape, phases = known[kind]
-        load = self._load(coordinate, held, shape)
-        return load, with_in_flight(self.spec, phases, load, passed)
-
     def loads(self, partition: Partition) -> tuple[tuple[StageLoad, Pass], ...]:
         """What a rank of each pipeline coordinate holds and does."""
+        shapes = self.tensor_shapes
         held = [partition.held_by(index) for index in range(partition.num_coordinates)]
-        return tuple((self._load(index, stages, self._shape(stages)), self.passed) for index, stages in enumerate(held))
+        return tuple(
+            (self.load(index, stages, shapes.of_rank(stages, self.trainable_shares)), self.passed)
+            for index, stages in enumerate(held)
+        )
 
     @property
     def passed(self) -> Pass:
@@ -208,18 +226,20 @@ class Estimator:
             partition_activations=checkpointing.partition_activations,
             cpu_checkpointing=checkpointing.cpu_checkpointing,
             accelerator=self.settings.accelerator,
+            kernels=Kernels(masks_documents=self.config.data.reset_at_documents),
         )
 
-    def _shape(self, held: Sequence[Stage]) -> RankShape:
-        return rank_shape(
+    @property
+    def tensor_shapes(self) -> TensorShapes:
+        """The parts of the model on one tensor-parallel rank."""
+        return tensor_shapes(
             self.spec,
-            held,
             tensor_parallel_size=self.layout.tensor_parallel_size,
             persistence_threshold=self.settings.stage3_param_persistence_threshold,
-            trainable_shares=self.trainable_shares,
         )
 
-    def _load(self, coordinate: int, held: Sequence[Stage], shape: RankShape) -> StageLoad:
+    def load(self, coordinate: int, held: Sequence[Stage], shape: RankShape) -> StageLoad:
+        """What a rank of pipeline coordinate ``coordinate`` has to do."""
         layout = self.layout
         in_flight = [
             in_flight_micro_batches(
@@ -240,22 +260,9 @@ class Estimator:
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
-    def _initial_value_bytes(self, load: StageLoad) -> int:
-        """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
-        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in load.held)
-        return FP32_BYTES * int(largest_parameter(self.spec, tensor_parallel_size=1, with_vocabulary=with_vocabulary))
-
-    def _host_activations(self, load: StageLoad, passed: Pass) -> int:
-        if not passed.cpu_checkpointing:
-            return 0
-        return sum(
-            int(host_activation_bytes(self.spec, stage, passed, in_flight=held))
-            for stage, held in zip(load.held, load.in_flight, strict=True)
-        )
-
-    def _device(self, coordinate: int, load: StageLoad, phases: PhaseComponents, passed: Pass) -> DeviceMemory:
-        counted = self._counted(load, phases, passed)
-        peak = max(counted, key=lambda phase: sum(counted[phase].values()))
+    def _device(self, coordinate: int, counted: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
+        totals = {phase: sum(components.values()) for phase, components in counted.items()}
+        peak = max(totals, key=totals.__getitem__)
         ranks = self.layout.stage_ranks(coordinate)
         tightest = self.cluster.tightest_host(ranks)
         capacity = self.cluster.device_memory_bytes if tightest is None else self.cluster.device_capacity(tightest)
@@ -263,19 +270,13 @@ class Estimator:
         return DeviceMemory(
             stage=coordinate,
             ranks=ranks,
-            levels=levels(needed=needed_bytes(counted), cached=cached_bytes(counted), surroundings=surroundings),
+            levels=levels(needed=totals[peak], cached=cached_bytes(counted), surroundings=surroundings),
             capacity_bytes=capacity,
-            measured_on=tightest.name if tightest is not None and capacity < self.cluster.device_memory_bytes else None,
-            components=counted[peak],
             phase=peak,
-            phases=_phase_memories(counted, surroundings),
+            components_of=counted,
+            surroundings=surroundings,
+            measured_on=tightest.name if tightest is not None and capacity < self.cluster.device_memory_bytes else None,
         )
-
-    def _counted(self, load: StageLoad, phases: PhaseComponents, passed: Pass) -> dict[Phase, dict[str, int]]:
-        """Whole bytes of what is there at all."""
-        if self.settings.accelerator is Accelerator.cpu:
-            phases = self._with_offloaded(phases, load, passed)
-        return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}
 
     def _surroundings(self, capacity_bytes: int) -> DeviceSurroundings:
         layout = self.layout
@@ -290,27 +291,90 @@ class Estimator:
             capacity_bytes=capacity_bytes,
         )
 
-    def _with_offloaded(self, phases: PhaseComponents, load: StageLoad, passed: Pass) -> PhaseComponents:
-        """On a CPU what is offloaded stays in the same process."""
-        states = host_states(
-            self.settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates
+
+class _Kind(NamedTuple):
+    """What stages have in common that hold the same, wherever they are."""
+
+    shape: RankShape
+    states: Mapping[Phase, Mapping[str, int]]
+    """``state_components`` that are there at all, in whole bytes."""
+    files: tuple[int, int]
+    """``rank_file_bytes``."""
+    shares: dict[tuple[int, int], HostShare]
+    """By the bytes of the process and of the activations that wait in host memory."""
+
+
+class _Stages:
+    """The stages of one run: what several of them share is computed once."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        self._estimator = estimator
+        self._of_pass = PassBytes(estimator.spec, estimator.passed)
+        self._shapes = estimator.tensor_shapes
+        self._kinds: dict[Any, _Kind] = {}
+
+    def of_rank(self, coordinate: int, held: Sequence[Stage]) -> tuple[_Kind, StageLoad]:
+        """The kind and the load of the ranks of a pipeline coordinate that hold ``held``."""
+        shares = self._estimator.trainable_shares
+        key = tuple(stage.kind if shares is None else stage for stage in held)
+        kind = self._kinds.get(key)
+        if kind is not None:
+            return kind, self._estimator.load(coordinate, held, kind.shape)
+        load = self._estimator.load(coordinate, held, self._shapes.of_rank(held, shares))
+        model, optimizer = rank_file_bytes(self._estimator.settings, load)
+        kind = self._kinds[key] = _Kind(load.shape, self._states(load), (int(model), int(optimizer)), {})
+        return kind, load
+
+    def counted(self, kind: _Kind, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
+        """Components of every phase, whole bytes of what is there at all."""
+        passes = pass_components(load, self._of_pass)
+        if self._estimator.settings.accelerator is Accelerator.cpu:
+            # What is offloaded stays in the same process.
+            waiting = {"offloaded_activations": self._host_activations(load)}
+            passes = {phase: {**parts, **waiting} for phase, parts in passes.items()}
+        return with_passes(kind.states, _whole(passes))
+
+    def host_share(self, kind: _Kind, load: StageLoad, *, device_bytes: int) -> HostShare:
+        """What a rank adds to its host."""
+        estimator = self._estimator
+        process = device_bytes if estimator.settings.accelerator is Accelerator.cpu else 0
+        waiting = self._host_activations(load)
+        share = kind.shares.get((process, waiting))
+        if share is None:
+            share = kind.shares[process, waiting] = host_share(
+                estimator.settings,
+                estimator.cluster,
+                load,
+                device_bytes=process,
+                file_bytes=sum(kind.files),
+                activation_bytes=waiting,
+                initial_value_bytes=self._initial_value_bytes(load),
+            )
+        return share
+
+    def _states(self, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
+        settings = self._estimator.settings
+        phases = _whole(state_components(settings, load))
+        if settings.accelerator is not Accelerator.cpu:
+            return phases
+        states = host_states(settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates)
+        offloaded = {"offloaded_states": int(states.total)} if states.total else {}
+        return {phase: {**components, **offloaded} for phase, components in phases.items()}
+
+    def _host_activations(self, load: StageLoad) -> int:
+        if not self._of_pass.passed.cpu_checkpointing:
+            return 0
+        held = zip(load.held, load.in_flight, strict=True)
+        return sum(int(self._of_pass.host_activations(stage, in_flight=count)) for stage, count in held)
+
+    def _initial_value_bytes(self, load: StageLoad) -> int:
+        """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
+        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in load.held)
+        return FP32_BYTES * int(
+            largest_parameter(self._estimator.spec, tensor_parallel_size=1, with_vocabulary=with_vocabulary)
         )
-        activations = self._host_activations(load, passed)
-        kept = {Phase.loss: activations, Phase.backward: activations}
-        return {
-            phase: {**components, "offloaded_states": states.total, "offloaded_activations": kept.get(phase, 0)}
-            for phase, components in phases.items()
-        }
 
 
-def _phase_memories(
-    counted: Mapping[Phase, Mapping[str, int]], surroundings: DeviceSurroundings
-) -> Mapping[Phase, PhaseMemory]:
-    """Levels of each phase; the allocator may still hold what earlier phases needed."""
-    memories: dict[Phase, PhaseMemory] = {}
-    held: dict[str, int] = {}
-    for phase, components in counted.items():
-        remember(held, components)
-        level = levels(needed=sum(components.values()), cached=held_bytes(held), surroundings=surroundings)
-        memories[phase] = PhaseMemory(components=components, levels=level)
-    return memories
+def _whole(phases: PhaseComponents) -> Mapping[Phase, Mapping[str, int]]:
+    """Whole bytes of what is there at all."""
+    return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}

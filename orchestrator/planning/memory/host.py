@@ -6,7 +6,7 @@ those that the disk swapper locks itself are not rounded. DeepSpeed's CPU accele
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ LAUNCHER_BYTES = 700 * MIB
 """RAM of DeepSpeed's launcher on a host: two Python processes that import torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostStates:
+class HostStates(NamedTuple):
     """Offloaded bytes of one rank in host RAM."""
 
     parameters: Size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from orchestrator.config.enums import Accelerator
@@ -12,7 +11,6 @@ from orchestrator.planning.broadcast import larger
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.device import StageLoad
-from orchestrator.planning.memory.disk import rank_file_bytes
 from orchestrator.planning.memory.host import (
     LAUNCHER_BYTES,
     PROCESS_BYTES,
@@ -66,8 +64,17 @@ class NvmeMemory(NamedTuple):
         return {"host": self.host, "bytes": self.bytes, "capacity_bytes": self.capacity_bytes}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostShare:
+class EqualHosts(NamedTuple):
+    """Consecutive hosts with the same ranks and capacities; the entries are those of the first."""
+
+    first: int
+    """Its place in the cluster."""
+    num_hosts: int
+    memory: HostMemory
+    nvme: NvmeMemory
+
+
+class HostShare(NamedTuple):
     """What one rank adds to its host, bytes."""
 
     start: int
@@ -90,11 +97,13 @@ def host_share(
     load: StageLoad,
     *,
     device_bytes: int,
+    file_bytes: int,
     activation_bytes: int = 0,
     initial_value_bytes: int = 0,
 ) -> HostShare:
     """The share of any rank of a stage whose process takes ``device_bytes`` of its device: on a CPU that is the process.
 
+    ``file_bytes`` are those of its files in a checkpoint.
     ``activation_bytes`` are those that wait in host memory for the backward pass, ``initial_value_bytes`` what the largest
     parameter takes while its first values are made: the model is built before anything is offloaded.
     """
@@ -109,7 +118,6 @@ def host_share(
     first = host_states(settings, shape, data_parallel_size=dp, accumulates=load.accumulates, with_moments=False)
     pinning = initialization_copy_bytes(settings, shape, data_parallel_size=dp)
     start = _start_process_bytes(settings, cluster, load) + larger(first.total + pinning, initial_value_bytes)
-    read = sum(int(size) for size in rank_file_bytes(settings, load))
     if settings.accelerator is Accelerator.cpu:
         step = device_bytes
         return HostShare(
@@ -117,7 +125,7 @@ def host_share(
             step=step,
             save=step,
             first_replica_save=step,
-            load=start + read,
+            load=start + file_bytes,
             nvme=disk,
             components={"processes": step},
         )
@@ -131,7 +139,7 @@ def host_share(
         step=save + activation_bytes,
         save=save + own,
         first_replica_save=save + whole,
-        load=save + read,
+        load=save + file_bytes,
         nvme=disk,
         components={
             "processes": PROCESS_BYTES,
@@ -144,29 +152,36 @@ def host_share(
     )
 
 
-def sum_hosts(
-    cluster: ClusterSpec, layout: ParallelLayout, shares: Sequence[HostShare]
-) -> tuple[tuple[HostMemory, ...], tuple[NvmeMemory, ...]]:
+def sum_hosts(cluster: ClusterSpec, layout: ParallelLayout, shares: Sequence[HostShare]) -> tuple[EqualHosts, ...]:
     """Sum the shares of the ranks of each host, given the share of each stage's ranks.
 
-    Ranks go to hosts in order, and the ranks of a stage are consecutive. Hosts with the same mix of ranks and the same
-    capacities are computed once.
+    Ranks go to hosts in order, and the ranks of a stage are consecutive. Work grows with kinds of hosts.
     """
-    memories: list[HostMemory] = []
-    disks: list[NvmeMemory] = []
-    known: dict[tuple[int, int | None, _Mix], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
-    first_rank = 0
-    for host in cluster.hosts:
-        mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
-        first_rank += host.slots
-        kind = (cluster.host_capacity(host), cluster.nvme_capacity(host), mix)
-        if kind not in known:
-            present = [(shares[stage], count, writers) for stage, count, writers in mix]
-            known[kind] = _host(present, capacity_bytes=kind[0], nvme_capacity_bytes=kind[1])
-        memory, disk = known[kind]
-        memories.append(HostMemory._make((host.name, *memory)))
-        disks.append(NvmeMemory._make((host.name, *disk)))
-    return tuple(memories), tuple(disks)
+    found: list[EqualHosts] = []
+    index = first_rank = 0
+    for host, count in cluster.host_runs:
+        stop = index + count
+        while index < stop:
+            mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
+            equal = min(stop - index, _equal_hosts(mix, first_rank, host.slots, layout.ranks_per_stage))
+            memory, nvme = _host(
+                [(shares[stage], ranks, writers) for stage, ranks, writers in mix],
+                name=cluster.hosts[index].name,
+                capacity_bytes=cluster.host_capacity(host),
+                nvme_capacity_bytes=cluster.nvme_capacity(host),
+            )
+            found.append(EqualHosts(index, equal, memory, nvme))
+            index += equal
+            first_rank += equal * host.slots
+    return tuple(found)
+
+
+def _equal_hosts(mix: _Mix, first_rank: int, slots: int, ranks_per_stage: int) -> int:
+    """Hosts from this one on with the same mix: those of one stage that come after its first replica."""
+    stage, _, writers = mix[0]
+    if len(mix) > 1 or writers:
+        return 1
+    return ((stage + 1) * ranks_per_stage - first_rank) // slots
 
 
 def _mix(first_rank: int, stop_rank: int, ranks_per_stage: int, tensor_parallel_size: int) -> _Mix:
@@ -199,9 +214,9 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
 
 
 def _host(
-    present: Sequence[tuple[HostShare, int, int]], *, capacity_bytes: int, nvme_capacity_bytes: int | None
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """RAM and disk of a host with so many ranks of each share, some of which also write the model: all but its name."""
+    present: Sequence[tuple[HostShare, int, int]], *, name: str, capacity_bytes: int, nvme_capacity_bytes: int | None
+) -> tuple[HostMemory, NvmeMemory]:
+    """RAM and disk of a host with so many ranks of each share, some of which also write the model."""
     components = {"launcher": LAUNCHER_BYTES}
     start = save = load = LAUNCHER_BYTES
     disk = 0
@@ -210,15 +225,15 @@ def _host(
         load += share.load * count
         save += share.save * (count - writers) + share.first_replica_save * writers
         disk += share.nvme * count
-        for name, size in share.components.items():
-            components[name] = components.get(name, 0) + size * count
+        for component, size in share.components.items():
+            components[component] = components.get(component, 0) + size * count
     memory = HostMemory(
-        host="",
+        host=name,
         start_bytes=start,
         step_bytes=sum(components.values()),
         save_bytes=save,
         load_bytes=load,
         capacity_bytes=capacity_bytes,
-        components={name: size for name, size in components.items() if size},
+        components={component: size for component, size in components.items() if size},
     )
-    return memory[1:], NvmeMemory(host="", bytes=disk, capacity_bytes=nvme_capacity_bytes)[1:]
+    return memory, NvmeMemory(host=name, bytes=disk, capacity_bytes=nvme_capacity_bytes)

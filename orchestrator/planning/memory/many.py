@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.config.enums import Accelerator, RecomputePolicy
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings, resolve_settings
 from orchestrator.planning.broadcast import larger
-from orchestrator.planning.memory.activations import in_flight_micro_batches
+from orchestrator.planning.memory.activations import PassBytes, in_flight_micro_batches
 from orchestrator.planning.memory.device import StageLoad, phase_components
 from orchestrator.planning.memory.estimate import Estimator
 from orchestrator.planning.memory.levels import (
@@ -119,7 +119,7 @@ def _of_combination(
     needed: Size = 0 * tensor
     for coordinate, held in _different_stages(estimator, pipeline_parallel_size):
         load = _load(estimator, arrays, coordinate, held, pipeline_parallel_size, accumulates)
-        needed = larger(needed, needed_bytes(phase_components(estimator.spec, settings, load, passed)))
+        needed = larger(needed, needed_bytes(phase_components(settings, load, PassBytes(estimator.spec, passed))))
     cluster = estimator.cluster
     surroundings = DeviceSurroundings(
         accelerator=cluster.accelerator,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.planning.broadcast import larger, smaller
-from orchestrator.planning.layers import final_norm_parameters, layer_parameters
+from orchestrator.planning.layers import layer_parameters
 from orchestrator.planning.model_spec import ModelSpec
-from orchestrator.planning.parameters import Size, ceil_divide, layer_matrix_parameters
+from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage, num_leading_layers, num_model_layers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankShape:
+class RankShape(NamedTuple):
     """Elements on one rank, after tensor and pipeline parallelism and before ZeRO."""
 
     parameters: Size
@@ -27,6 +26,76 @@ class RankShape:
     """Trained elements in the matrices of layers: those that Muon updates, if it is the optimizer."""
 
 
+class TensorShapes(NamedTuple):
+    """Elements of the parts of a model on one tensor-parallel rank: what the shapes of all its stages are made of."""
+
+    spec: ModelSpec
+    layer: Size
+    token_embedding: Size
+    """That, or the head."""
+    in_matrices: Size
+    """Of a layer."""
+    largest_matrix: Size
+    """Of a layer."""
+    persistent: Size
+    """Of a layer."""
+
+    def of_rank(self, held: Sequence[Stage], trainable_shares: Sequence[float] | None = None) -> RankShape:
+        """The shape of any rank that holds the stages ``held``.
+
+        A tied head is a second copy of the token embedding unless the rank holds both. ``trainable_shares`` is the share of
+        each layer of the model that is trained (``parameter_names.py``); without it all is.
+        """
+        parts = [part for stage in held for part in self._parts(stage)]
+        if self.spec.tie_word_embeddings and any(stage.has_embedding for stage in held):
+            parts = [part for part in parts if part[0].stop != num_model_layers(self.spec)]
+        parameters = sum(size * len(layers) for layers, size in parts)
+        trained = parameters
+        if trainable_shares is not None:
+            trained = round(sum(float(size) * sum(trainable_shares[layer] for layer in layers) for layers, size in parts))
+        num_layers = sum(stage.num_layers for stage in held)
+        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in held)
+        return RankShape(
+            parameters=parameters,
+            trainable_parameters=trained,
+            largest_parameter=larger(self.largest_matrix, self.token_embedding) if with_vocabulary else self.largest_matrix,
+            persistent_parameters=smaller(parameters, num_layers * self.persistent),
+            muon_parameters=smaller(num_layers * self.in_matrices, trained),
+        )
+
+    def _parts(self, stage: Stage) -> Iterator[tuple[range, Size]]:
+        """Places in the list of layers of equal layers of ``stage``, and the elements of one of them on one rank."""
+        spec = self.spec
+        first, end = num_leading_layers(spec), num_model_layers(spec)
+        if stage.has_embedding:
+            yield range(1), self.token_embedding
+        if stage.has_positions:
+            yield range(1, 2), spec.max_position_embeddings * spec.hidden_size
+        if stage.num_layers:
+            start = first + stage.first_layer
+            yield range(start, start + stage.num_layers), self.layer
+        if stage.has_final_norm:
+            yield range(end - 2, end - 1), spec.final_norm_parameters
+        if stage.has_head:
+            yield range(end - 1, end), self.token_embedding
+
+
+def tensor_shapes(spec: ModelSpec, *, tensor_parallel_size: Size, persistence_threshold: int) -> TensorShapes:
+    """What tensor parallelism leaves of each part of ``spec`` on a rank."""
+    matrices = layer_matrices(spec, tensor_parallel_size)
+    layer, in_matrices = layer_parameters(spec, tensor_parallel_size), sum(matrices)
+    # A layer's vectors count as hidden_size long.
+    persistent = sum(matrix * (matrix <= persistence_threshold) for matrix in matrices)
+    return TensorShapes(
+        spec=spec,
+        layer=layer,
+        token_embedding=_token_embedding(spec, tensor_parallel_size),
+        in_matrices=in_matrices,
+        largest_matrix=larger(*matrices),
+        persistent=persistent + (layer - in_matrices) * (spec.hidden_size <= persistence_threshold),
+    )
+
+
 def rank_shape(
     spec: ModelSpec,
     held: Sequence[Stage],
@@ -35,48 +104,9 @@ def rank_shape(
     persistence_threshold: int,
     trainable_shares: Sequence[float] | None = None,
 ) -> RankShape:
-    """The shape of any rank that holds the stages ``held``.
-
-    A tied head is a second copy of the token embedding unless the rank holds both. ``trainable_shares`` is the share of each
-    layer of the model that is trained (``parameter_names.py``); without it all is.
-    """
-    parts = [part for stage in held for part in _parts(spec, stage, tensor_parallel_size)]
-    if spec.tie_word_embeddings and any(stage.has_embedding for stage in held):
-        parts = [part for part in parts if part[0].stop != num_model_layers(spec)]
-    parameters = sum((size * len(layers) for layers, size in parts), start=0 * tensor_parallel_size)
-    trained = parameters
-    if trainable_shares is not None:
-        trained = round(sum(float(size) * sum(trainable_shares[layer] for layer in layers) for layers, size in parts))
-    num_layers = sum(stage.num_layers for stage in held)
-    in_matrices = num_layers * layer_matrix_parameters(spec.facts, spec.hidden_size, spec.layer_widths(tensor_parallel_size))
-    persistent = num_layers * _persistent_in_layer(spec, tensor_parallel_size, persistence_threshold)
-    return RankShape(
-        parameters=parameters,
-        trainable_parameters=trained,
-        largest_parameter=largest_parameter(
-            spec,
-            tensor_parallel_size=tensor_parallel_size,
-            with_vocabulary=any(stage.has_embedding or stage.has_head for stage in held),
-        ),
-        persistent_parameters=smaller(parameters, persistent),
-        muon_parameters=smaller(in_matrices, trained),
-    )
-
-
-def _parts(spec: ModelSpec, stage: Stage, tensor_parallel_size: Size) -> Iterator[tuple[range, Size]]:
-    """Places in the list of layers of equal layers of ``stage``, and the elements of one of them on one rank."""
-    first, end = num_leading_layers(spec), num_model_layers(spec)
-    if stage.has_embedding:
-        yield range(1), _token_embedding(spec, tensor_parallel_size)
-    if stage.has_positions:
-        yield range(1, 2), spec.max_position_embeddings * spec.hidden_size
-    if stage.num_layers:
-        start = first + stage.first_layer
-        yield range(start, start + stage.num_layers), layer_parameters(spec, tensor_parallel_size)
-    if stage.has_final_norm:
-        yield range(end - 2, end - 1), final_norm_parameters(spec)
-    if stage.has_head:
-        yield range(end - 1, end), _token_embedding(spec, tensor_parallel_size)
+    """``TensorShapes.of_rank`` of one rank alone."""
+    shapes = tensor_shapes(spec, tensor_parallel_size=tensor_parallel_size, persistence_threshold=persistence_threshold)
+    return shapes.of_rank(held, trainable_shares)
 
 
 def largest_parameter(spec: ModelSpec, *, tensor_parallel_size: Size, with_vocabulary: bool = True) -> Size:
@@ -87,15 +117,6 @@ def largest_parameter(spec: ModelSpec, *, tensor_parallel_size: Size, with_vocab
 
 def _token_embedding(spec: ModelSpec, tensor_parallel_size: Size) -> Size:
     return ceil_divide(spec.vocab_size, tensor_parallel_size) * spec.hidden_size
-
-
-def _persistent_in_layer(spec: ModelSpec, tensor_parallel_size: Size, threshold: int) -> Size:
-    """Elements of a layer's tensors of at most ``threshold`` elements; its vectors count as hidden_size long."""
-    matrices = layer_matrices(spec, tensor_parallel_size)
-    widths = spec.layer_widths(tensor_parallel_size)
-    in_matrices = sum((matrix * (matrix <= threshold) for matrix in matrices), start=0 * matrices[0])
-    vectors = layer_parameters(spec, tensor_parallel_size) - layer_matrix_parameters(spec.facts, spec.hidden_size, widths)
-    return in_matrices + vectors * (spec.hidden_size <= threshold)
 
 
 def layer_matrices(spec: ModelSpec, tensor_parallel_size: Size) -> list[Size]:

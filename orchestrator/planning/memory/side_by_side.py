@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from orchestrator.config.enums import Accelerator
 from orchestrator.deepspeed_config.settings import OptimizerWrapper
 from orchestrator.planning.broadcast import smaller
-from orchestrator.planning.memory.activations import Pass, host_activation_bytes, stage_activation_bytes
+from orchestrator.planning.memory.activations import Pass, PassBytes
 from orchestrator.planning.memory.buffers import reduce_bucket_bytes
 from orchestrator.planning.memory.device import StageLoad
 from orchestrator.planning.memory.estimate import Estimator
@@ -68,7 +68,7 @@ def _components(estimator: Estimator, load: StageLoad, passed: Pass) -> dict[str
     if settings.optimizer_wrapper is OptimizerWrapper.zero12 and settings.offloads_optimizer:
         # each gradient is staged on its way to host memory
         gradients = gradients + shape.largest_parameter * DTYPE_BYTES[settings.dtype]
-    held = [*zip(load.held, load.in_flight, strict=True)]
+    held, of_pass = [*zip(load.held, load.in_flight, strict=True)], PassBytes(estimator.spec, passed)
     whole = (
         smaller(shape.persistent_parameters, shape.parameters) if settings.optimizer_wrapper is OptimizerWrapper.zero3 else 0
     )
@@ -85,8 +85,8 @@ def _components(estimator: Estimator, load: StageLoad, passed: Pass) -> dict[str
         "swap_buffers": int(host.swap_buffers),
         "nvme": int(nvme_bytes(settings, data_parallel_size=dp, **sizes)),
         "activations": sum(
-            int(function(estimator.spec, stage, passed, in_flight=in_flight))
+            int(bytes_of(stage, in_flight=in_flight))
             for stage, in_flight in held
-            for function in (stage_activation_bytes, host_activation_bytes)
+            for bytes_of in (of_pass.activations, of_pass.host_activations)
         ),
     }

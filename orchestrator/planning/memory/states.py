@@ -23,7 +23,7 @@ al., 2020).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +52,7 @@ MOMENTS: Mapping[OptimizerImplementation, int] = {
 """fp32 numbers that an optimizer remembers of an element; of Muon those of its Adam, of SGD those with momentum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStates:
+class ModelStates(NamedTuple):
     """Bytes of one rank's model states."""
 
     parameters: Size
@@ -135,7 +134,7 @@ def rank_states(
     )
     sharders = data_parallel_size if settings.sharding_stage >= 1 else 1
     moments = moment_bytes(settings, elements=ceil_divide(num_parameters, sharders), num_muon=ceil_divide(num_muon, sharders))
-    return replace(states, optimizer_states=states.optimizer_states + moments)
+    return states._replace(optimizer_states=states.optimizer_states + moments)
 
 
 def device_states(
@@ -151,16 +150,18 @@ def device_states(
     ``num_trainable`` of the parameters (all, if it is not given) have gradients and optimizer states, and ``num_muon`` of
     those are in matrices that Muon updates, if it is the optimizer.
     """
-    states = rank_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
     trained = num_parameters if num_trainable is None else num_trainable
     of_trained = rank_states(settings, num_parameters=trained, data_parallel_size=data_parallel_size, num_muon=num_muon)
+    states = of_trained
+    if trained is not num_parameters:
+        states = rank_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
     optimizer_states = of_trained.optimizer_states
     if settings.offloads_optimizer:
         kept = device_optimizer_elements(settings, shard=ceil_divide(trained, data_parallel_size))
         optimizer_states = kept * (MASTER_BYTES + MOMENT_BYTES)
     return ModelStates(
         parameters=0 if _offloads_parameters(settings) else states.parameters,
-        gradients=0 if gradients_leave_device(settings) else of_trained.gradients,
+        gradients=_device_gradients(settings, num_parameters=trained, data_parallel_size=data_parallel_size),
         optimizer_states=optimizer_states,
     )
 
@@ -207,7 +208,7 @@ def resident_gradient_bytes(
     Without accumulation the gradients that are whole on each rank are made as activations go. With it those of the earlier
     micro-batches are there: BF16_Optimizer keeps its fp32 buffer all the time and the 16-bit gradients until the step.
     """
-    gradients = device_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size).gradients
+    gradients = _device_gradients(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
     if settings.optimizer_wrapper is OptimizerWrapper.bf16:
         return gradients + (num_parameters * DTYPE_BYTES[settings.dtype] if accumulates else 0)
     return gradients if accumulates or settings.sharding_stage >= 2 else 0
@@ -215,7 +216,7 @@ def resident_gradient_bytes(
 
 def whole_gradient_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> Size:
     """Gradients on the device at the end of the last backward pass."""
-    gradients = device_states(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size).gradients
+    gradients = _device_gradients(settings, num_parameters=num_parameters, data_parallel_size=data_parallel_size)
     if settings.optimizer_wrapper is OptimizerWrapper.bf16:
         return gradients + num_parameters * DTYPE_BYTES[settings.dtype]
     return gradients
@@ -228,6 +229,14 @@ def step_gradient_bytes(settings: DeepSpeedSettings, *, num_parameters: Size, da
     if settings.offloads_optimizer and not mixes_gradient_formats(settings):
         return 0
     return ceil_divide(num_parameters, data_parallel_size) * DTYPE_BYTES[settings.grad_accum_dtype]
+
+
+def _device_gradients(settings: DeepSpeedSettings, *, num_parameters: Size, data_parallel_size: Size) -> Size:
+    """Accumulated gradients that are on the device between two passes."""
+    if gradients_leave_device(settings):
+        return 0
+    held = ceil_divide(num_parameters, data_parallel_size) if settings.sharding_stage >= 2 else num_parameters
+    return held * DTYPE_BYTES[settings.grad_accum_dtype]
 
 
 def _offloads_parameters(settings: DeepSpeedSettings) -> bool:

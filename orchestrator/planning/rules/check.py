@@ -18,6 +18,7 @@ from orchestrator.planning.rules import (
     precision,
     ranges,
     recompute,
+    script,
     unused,
     zero,
 )
@@ -39,6 +40,7 @@ SUBJECTS = (
     learning_rate,
     optimizer,
     environment,
+    script,
     unused,
 )
 """The files that hold rules, in the order of their findings; importing them registers what they hold."""
@@ -52,7 +54,10 @@ ALL_RULES: tuple[Rule, ...] = tuple(
 def check_rules(context: RuleContext) -> list[Finding]:
     """The findings of all rules whose facts are established, in the order of the subjects."""
     findings: list[Finding] = []
+    own_script = context.config.training.script is not None
     for rule in ALL_RULES:
+        if own_script and script.is_about_our_training(rule):
+            continue
         if all(context.has(fact) for fact in rule.needs):
             found = list(rule.check(context))
             assert all(finding.rule == rule.name and finding.severity.is_at_most(rule.severity) for finding in found), rule

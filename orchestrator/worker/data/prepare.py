@@ -1,4 +1,4 @@
-"""The data of a run on this host: text to tokens, once, and the reader of this rank's batches."""
+"""The data of a run on this host: text to tokens, once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orchestrator.config.enums import DataSource
 from orchestrator.config.schema import RunConfig
-from orchestrator.planning.layout import ParallelLayout
 from orchestrator.units import format_bytes, format_count, format_seconds
-from orchestrator.worker.data.batches import BatchReader, sample_order
 from orchestrator.worker.data.corpus import find_corpus
 from orchestrator.worker.data.tokenizer import obtain_tokenizer
 from orchestrator.worker.data.tokens import TokenFile, synthetic_token_file, token_file_of_text
@@ -57,35 +54,3 @@ def prepare_data(config: RunConfig, *, model_vocab_size: int, advanced: Callable
         f"ready after {format_seconds(time.monotonic() - started)}"
     )
     return PreparedData(token_file=token_file, tokenizer_path=tokenizer_path)
-
-
-def batch_reader(config: RunConfig, token_file: TokenFile, *, layout: ParallelLayout, rank: int) -> BatchReader:
-    """The reader of ``rank``'s batches.
-
-    Raises:
-        ConfigurationError: there are too few tokens for one training sequence.
-    """
-    order = sample_order(
-        num_tokens=token_file.index.num_tokens,
-        sequence_length=config.data.sequence_length,
-        held_out_fraction=config.data.held_out_fraction,
-        seed=config.seed,
-    )
-    return BatchReader(
-        tokens=token_file.tokens(),
-        order=order,
-        layout=layout,
-        rank=rank,
-        sequence_length=config.data.sequence_length,
-        ignore_fraction=config.data.ignore_fraction if config.data.source is DataSource.synthetic else 0.0,
-    )
-
-
-def data_identity(config: RunConfig, token_file: TokenFile) -> dict[str, Any]:
-    """What decides which sequence stands where in the training order: a position means nothing under another identity."""
-    return {
-        "data.source": token_file.index.sha256,
-        "data.sequence_length": config.data.sequence_length,
-        "data.held_out_fraction": config.data.held_out_fraction,
-        "seed": config.seed,
-    }

@@ -44,6 +44,30 @@ class TokenFile:
     index: TokenIndex
     built: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents."""
+        return self.index.num_tokens
+
+    @property
+    def document_ends(self) -> NDArray[np.int64]:
+        """Where each document ends: not kept, so the whole file is one."""
+        return np.array([self.index.num_tokens], dtype=np.int64)
+
+    @property
+    def answer_starts(self) -> NDArray[np.int32] | None:
+        """The loss is on every token."""
+        return None
+
+    @property
+    def identity(self) -> str:
+        """A hash of the tokens."""
+        return self.index.sha256
+
+    def read(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The tokens from ``start`` up to ``stop``."""
+        return np.asarray(self.tokens()[start:stop], dtype=np.int64)
+
     def tokens(self) -> NDArray[Any]:
         """All tokens, mapped from disk, of ``index.dtype``, shape (num_tokens,)."""
         return np.memmap(self.folder / TOKENS, dtype=self.index.dtype, mode="r", shape=(self.index.num_tokens,))

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +101,7 @@ def test_states_with_the_gradients_of_a_step(counted, name):
     settings = settings_of(name)
     states = device_states(settings, num_parameters=PARAMETERS, data_parallel_size=RANKS)
     gradients = whole_gradient_bytes(settings, num_parameters=PARAMETERS, data_parallel_size=RANKS)
-    expected = replace(states, gradients=gradients).total / PARAMETERS
+    expected = states._replace(gradients=gradients).total / PARAMETERS
     assert counted[name]["backward"] == pytest.approx(expected, abs=0.01)
 
 

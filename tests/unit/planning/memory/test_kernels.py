@@ -22,12 +22,8 @@ from orchestrator.planning.broadcast import choose, larger, smaller
 from orchestrator.planning.layers import layer_activation_bytes, logits_bytes
 from orchestrator.planning.memory.activations import (
     Pass,
-    host_activation_bytes,
+    PassBytes,
     in_flight_micro_batches,
-    pipeline_buffer_bytes,
-    stage_activation_bytes,
-    stage_logits_bytes,
-    stage_working_bytes,
 )
 from orchestrator.planning.memory.buffers import (
     gathered_parameter_bytes,
@@ -163,18 +159,18 @@ class TestActivations:
     def test_every_k_layers_keeps_one_input_for_each_group(self, interval, groups):
         middle = stage_of(1, 17)
         passed = replace(PASS, recompute=RecomputePolicy.every_k_layers, recompute_interval=interval)
-        full = stage_activation_bytes(SPEC, middle, replace(PASS, recompute=RecomputePolicy.full), in_flight=1)
+        full = PassBytes(SPEC, replace(PASS, recompute=RecomputePolicy.full)).activations(middle, in_flight=1)
         boundary = 2 * 1024 * SPEC.hidden_size * 2
-        assert full - stage_activation_bytes(SPEC, middle, passed, in_flight=1) == (16 - groups) * boundary
-        working = stage_working_bytes(SPEC, middle, passed)
+        assert full - PassBytes(SPEC, passed).activations(middle, in_flight=1) == (16 - groups) * boundary
+        working = PassBytes(SPEC, passed).working(middle)
         layer = layer_activation_bytes(SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2, recompute=PASS.recompute)
-        one = stage_working_bytes(SPEC, middle, replace(PASS, recompute=RecomputePolicy.full))
+        one = PassBytes(SPEC, replace(PASS, recompute=RecomputePolicy.full)).working(middle)
         assert working - one == (min(interval, 16) - 1) * layer
 
     def test_selective_keeps_less_than_everything_and_more_than_inputs(self):
         kept = [
-            stage_activation_bytes(
-                SPEC, stage_of(1, 17), replace(PASS, recompute=policy, accelerator=Accelerator.cpu, dtype_bytes=4), in_flight=1
+            PassBytes(SPEC, replace(PASS, recompute=policy, accelerator=Accelerator.cpu, dtype_bytes=4)).activations(
+                stage_of(1, 17), in_flight=1
             )
             for policy in (RecomputePolicy.full, RecomputePolicy.selective, RecomputePolicy.none)
         ]
@@ -186,10 +182,10 @@ class TestActivations:
         middle = stage_of(1, 17)
 
         def on_device(**changes):
-            return stage_activation_bytes(SPEC, middle, replace(full, **changes), in_flight=3)
+            return PassBytes(SPEC, replace(full, **changes)).activations(middle, in_flight=3)
 
         def on_host(**changes):
-            return host_activation_bytes(SPEC, middle, replace(full, **changes), in_flight=3)
+            return PassBytes(SPEC, replace(full, **changes)).host_activations(middle, in_flight=3)
 
         assert on_host() == 0
         assert on_device() - on_device(partition_activations=True) == 3 * boundary * 3 // 4
@@ -199,14 +195,14 @@ class TestActivations:
 
     def test_what_waits_in_host_memory_is_page_locked_on_a_gpu(self):
         odd = replace(PASS, recompute=RecomputePolicy.full, cpu_checkpointing=True, sequence_length=1000)
-        exact = host_activation_bytes(SPEC, WHOLE, replace(odd, accelerator=Accelerator.cpu), in_flight=1)
+        exact = PassBytes(SPEC, replace(odd, accelerator=Accelerator.cpu)).host_activations(WHOLE, in_flight=1)
         assert exact == 16 * 2 * 1000 * SPEC.hidden_size * 2
-        assert host_activation_bytes(SPEC, WHOLE, odd, in_flight=1) == 16 * 2 * 1024 * SPEC.hidden_size * 2
+        assert PassBytes(SPEC, odd).host_activations(WHOLE, in_flight=1) == 16 * 2 * 1024 * SPEC.hidden_size * 2
 
     def test_sequence_parallelism_sends_shards_between_stages(self):
         whole = replace(PASS, tensor_parallel_size=4)
         sent, shards = (
-            pipeline_buffer_bytes(SPEC, passed, in_flight=2, pipeline_parallel_size=2)
+            PassBytes(SPEC, passed).pipeline_buffers(in_flight=2, pipeline_parallel_size=2)
             for passed in (whole, replace(whole, sequence_parallel=True))
         )
         assert sent == 4 * shards
@@ -215,34 +211,34 @@ class TestActivations:
         layers = 16 * layer_activation_bytes(
             SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2, recompute=RecomputePolicy.none
         )
-        one = stage_activation_bytes(SPEC, WHOLE, PASS, in_flight=1)
+        one = PassBytes(SPEC, PASS).activations(WHOLE, in_flight=1)
         assert layers < one < 1.05 * layers
-        assert stage_activation_bytes(SPEC, WHOLE, PASS, in_flight=3) == 3 * one
+        assert PassBytes(SPEC, PASS).activations(WHOLE, in_flight=3) == 3 * one
 
     def test_recomputation_keeps_little_and_works_on_one_layer(self):
         full = replace(PASS, recompute=RecomputePolicy.full)
-        kept = stage_activation_bytes(SPEC, WHOLE, full, in_flight=1)
-        assert kept < 0.15 * stage_activation_bytes(SPEC, WHOLE, PASS, in_flight=1)
-        assert stage_working_bytes(SPEC, WHOLE, full) > stage_working_bytes(SPEC, WHOLE, PASS)
+        kept = PassBytes(SPEC, full).activations(WHOLE, in_flight=1)
+        assert kept < 0.15 * PassBytes(SPEC, PASS).activations(WHOLE, in_flight=1)
+        assert PassBytes(SPEC, full).working(WHOLE) > PassBytes(SPEC, PASS).working(WHOLE)
 
     def test_logits_lie_on_the_last_stage(self):
-        assert stage_logits_bytes(SPEC, stage_of(5, 9), PASS) == 0
-        assert stage_logits_bytes(SPEC, WHOLE, PASS) == logits_bytes(SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2)
+        assert PassBytes(SPEC, PASS).logits(stage_of(5, 9)) == 0
+        assert PassBytes(SPEC, PASS).logits(WHOLE) == logits_bytes(SPEC, micro_batch=2, sequence_length=1024, dtype_bytes=2)
 
     def test_the_pipeline_engine_has_at_least_two_buffers_and_its_own_two(self):
         boundary = 2 * 1024 * SPEC.hidden_size * 2
-        assert pipeline_buffer_bytes(SPEC, PASS, in_flight=1, pipeline_parallel_size=1) == 0
-        assert pipeline_buffer_bytes(SPEC, PASS, in_flight=1, pipeline_parallel_size=4) == 4 * boundary
-        assert pipeline_buffer_bytes(SPEC, PASS, in_flight=4, pipeline_parallel_size=4) == 6 * boundary
+        assert PassBytes(SPEC, PASS).pipeline_buffers(in_flight=1, pipeline_parallel_size=1) == 0
+        assert PassBytes(SPEC, PASS).pipeline_buffers(in_flight=1, pipeline_parallel_size=4) == 4 * boundary
+        assert PassBytes(SPEC, PASS).pipeline_buffers(in_flight=4, pipeline_parallel_size=4) == 6 * boundary
 
     def test_arrays(self):
         micro_batches, tensor, in_flight = np.array([1, 2, 8])[:, None], np.array([1, 2, 4]), np.array([[1], [2], [3]])
         arrays = replace(PASS, micro_batch=micro_batches, tensor_parallel_size=tensor)
         kernels = [
-            lambda passed, held: stage_activation_bytes(SPEC, WHOLE, passed, in_flight=held),
-            lambda passed, _: stage_working_bytes(SPEC, WHOLE, passed),
-            lambda passed, _: stage_logits_bytes(SPEC, WHOLE, passed),
-            lambda passed, held: pipeline_buffer_bytes(SPEC, passed, in_flight=held, pipeline_parallel_size=2),
+            lambda passed, held: PassBytes(SPEC, passed).activations(WHOLE, in_flight=held),
+            lambda passed, _: PassBytes(SPEC, passed).working(WHOLE),
+            lambda passed, _: PassBytes(SPEC, passed).logits(WHOLE),
+            lambda passed, held: PassBytes(SPEC, passed).pipeline_buffers(in_flight=held, pipeline_parallel_size=2),
         ]
         for kernel in kernels:
             result = np.broadcast_to(kernel(arrays, in_flight), (3, 3))
@@ -400,7 +396,7 @@ class TestHost:
         assert split(0.95) == (0, 1.25, 0)
 
     def test_frozen_parameters_take_no_gradients_and_no_optimizer_states(self):
-        half = replace(SHAPE, trainable_parameters=SHAPE.parameters // 2)
+        half = SHAPE._replace(trainable_parameters=SHAPE.parameters // 2)
         settings = settings_of(
             zero__stage=3, offload__optimizer_device=OffloadDevice.cpu, offload__param_device=OffloadDevice.cpu
         )
