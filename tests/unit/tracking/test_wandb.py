@@ -104,9 +104,17 @@ def test_online_without_a_key_goes_offline_and_says_so(tmp_path, configured, env
     assert "no key" in decision.notice
 
 
-@pytest.mark.parametrize(("base_url", "mode"), [(None, WandbMode.online), ("https://wandb.example.org", WandbMode.offline)])
-def test_a_key_in_netrc_counts_for_its_own_server(tmp_path, base_url, mode):
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+@pytest.mark.parametrize(
+    ("machine", "base_url", "mode"),
+    [
+        ("api.wandb.ai", None, WandbMode.online),
+        ("api.forge.coreweave.com", None, WandbMode.online),
+        ("api.wandb.ai", "https://wandb.example.org", WandbMode.offline),
+        ("wandb.example.org:8080", "https://wandb.example.org:8080", WandbMode.online),
+    ],
+)
+def test_a_key_in_netrc_counts_for_its_own_server(tmp_path, machine, base_url, mode):
+    (tmp_path / ".netrc").write_text(f"machine {machine} login user password key\n")
     (tmp_path / ".netrc").chmod(0o600)
     environment = {"HOME": str(tmp_path)} | ({"WANDB_BASE_URL": base_url} if base_url else {})
     assert decide_mode(WandbMode.auto, environment).mode is mode
