@@ -9,6 +9,16 @@ from typing import Any
 from orchestrator.steady import steady_entries
 
 
+def result_summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a ``result.json`` that runs are compared by; the recorder adds what the steps took."""
+    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
+    memory = result["memory"]
+    return {
+        **{name: result[name] for name in names},
+        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
+    }
+
+
 def prediction_and_measurement(
     plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], *, log_every: int
 ) -> dict[str, float]:
