@@ -240,11 +240,11 @@ def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list
 
 
 def _changed_data(config: RunConfig, run_dir: Path) -> list[Finding]:
-    """A data position means nothing in other data, or in the same data in another order."""
+    """A data position means nothing in other data, or in the same data in another order; held-out sets may come and go."""
     earlier = run_config_from_dict(read_json(run_dir / "request" / "config.json"))
     values: dict[str, tuple[Any, Any]] = {"seed": (earlier.seed, config.seed)}
     for field in fields(config.data):
-        if field.name != "cache_dir":
+        if field.name not in ("cache_dir", "evaluation"):
             values[f"data.{field.name}"] = (getattr(earlier.data, field.name), getattr(config.data, field.name))
     return [
         error("resume-data", name, f"the run reads its data with {before}, now it is {after}", f"{name}={before}, or a new run")

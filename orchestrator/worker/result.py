@@ -17,13 +17,15 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
     ``status`` is ``stopped`` when the run was asked to stop before its last step, and saved if it had taken one.
     """
     tokens = outcome.trained_steps * training.throughput.tokens_per_step
-    held_out = outcome.held_out_loss
+    held_out = outcome.held_out.main
     return {
         "status": "stopped" if outcome.stopped else "completed",
         "attempt": training.attempt.number,
         "steps": outcome.position.step,
         "final_loss": outcome.final_loss,
         "held_out_loss": held_out,
+        "held_out_losses": dict(outcome.held_out.named),
+        "best": outcome.best,
         "unigram_entropy": data.unigram_entropy,
         "metric": outcome.final_loss if held_out is None else held_out,
         "tokens": tokens,
@@ -39,4 +41,10 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers that runs are compared by."""
     names = ("final_loss", "held_out_loss", "unigram_entropy", "tokens", "tokens_per_second")
     memory = {f"memory/{name}": result["memory"][name] for name in ("predicted_bytes", "measured_bytes")}
-    return {**{name: result[name] for name in names}, **memory}
+    named = {f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()}
+    best = (
+        {}
+        if result["best"] is None
+        else {"best_step": result["best"]["step"], "best_held_out_loss": result["best"]["held_out_loss"]}
+    )
+    return {**{name: result[name] for name in names}, **named, **best, **memory}
