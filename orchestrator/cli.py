@@ -30,6 +30,7 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    results,
     rules,
     slurm_job,
     slurm_restart,
@@ -42,12 +43,13 @@ from orchestrator.commands import (
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.enums import Command, Estimate, Output
+from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
+from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
@@ -188,6 +190,8 @@ def _run_command(arguments: Arguments) -> int:
         return _sweep(arguments, overrides)
     if arguments.command is Command.calibrate:
         return _calibrate(arguments)
+    if arguments.command is Command.results:
+        return _results(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     if arguments.command in _RUN_COMMANDS:
@@ -239,7 +243,19 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
         console.print(line, soft_wrap=True)
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
-    return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+    if result is None:
+        attempt = named_run.attempt_of(run_dir)
+        view = _view(config, console) if config.follow else View.lines
+        # a log has everything that the ranks print: who wants it quiet waits for the end alone
+        with followed(view, console, attempt.path, unusual=lambda _line: False) as shown:
+            result = run(config, attempt, shown)
+    return _finish(result, config.output)
+
+
+def _results(arguments: Arguments) -> int:
+    names, overrides = named_run.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    return _finish(results.run(config, names), config.output)
 
 
 def _calibrate(arguments: Arguments) -> int:
@@ -316,7 +332,15 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
         for part in parts:
             console.print(part, soft_wrap=True)
 
-    return launch.start(prepared, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True), show)
+    def echo(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    follow = partial(followed, _view(prepared.config, console), console)
+    return launch.start(prepared, echo, show, follow=follow)
+
+
+def _view(config: RunConfig, console: Console) -> View:
+    return view_of(config.view, console, shares_terminal=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:
@@ -397,5 +421,6 @@ _HELP = {
     Command.status: status.HELP,
     Command.logs: logs.HELP,
     Command.stop: stop.HELP,
+    Command.results: results.HELP,
     Command.calibrate: calibrate.HELP,
 }

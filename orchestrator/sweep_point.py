@@ -24,7 +24,7 @@ from orchestrator.run_dir import read_json, write_json
 
 POINT = "point.json"
 SWEEP = "sweep.json"
-_OF_ONE_START = (
+OF_ONE_START = (
     "command",
     "output",
     "view",
@@ -139,7 +139,7 @@ def read_points(sweep_dir: Path) -> dict[Path, SweepPoint]:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """A hash of what is trained: of a resolved configuration without what one start of it alone is told (16 hex digits)."""
-    kept = _without(config, _OF_ONE_START)
+    kept = _without(config, OF_ONE_START)
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
-from orchestrator.config.enums import LauncherBackend
+from orchestrator.config.enums import LauncherBackend, View
 from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
-from orchestrator.findings import Finding, error, has_error
+from orchestrator.findings import Finding, Severity, error, has_error
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
 from orchestrator.launch.detach import hand_over, sweep_findings
@@ -139,25 +141,34 @@ def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False
     )
 
 
-def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
+def start(
+    prepared: PreparedLaunch,
+    echo: Echo,
+    show: Callable[[Iterable[RenderableType]], None],
+    *,
+    follow: Callable[[Path], AbstractContextManager[Echo]] | None = None,
+) -> CommandResult:
     """Freeze the request, start the launcher and follow it to its end.
 
-    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
+    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on; or what
+    ``follow`` makes of an attempt, for as long as it runs here.
     """
     config, plan = prepared.config, prepared.plan
     if submits_a_job(config):
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
+        show(_announcement(prepared))
         return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
         spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
-        show(text.command_report(spec.shell(), attempt.path))
+        show(_announcement(prepared))
+        if config.view is not View.quiet or config.dry_run:
+            show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
             slurm_restart.keep_job(config)
-            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            with nullcontext(echo) if follow is None else follow(attempt.path) as shown:
+                outcome = Controller(attempt.path, spec, private=private_variables(), echo=shown).run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
@@ -169,6 +180,16 @@ def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path 
     paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
     directory = str(config_dir.absolute()) if config_dir else None
     return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
+
+
+def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
+    """What people are told before the start; if they want it quiet, only what is to be feared."""
+    if prepared.config.view is View.quiet and not prepared.config.dry_run:
+        findings = [
+            finding for finding in (*prepared.plan.findings, *prepared.remarks) if finding.severity is not Severity.info
+        ]
+        return text.findings_report(findings)
+    return [*text.plan_report(prepared.plan), *text.findings_report(prepared.remarks)]
 
 
 def require_attached(config: RunConfig) -> None:
@@ -278,7 +299,7 @@ def _nvme_directory(config: RunConfig) -> str | None:
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
     if not (prepared.config.checkpoint.resume or prepared.starts_over):
-        return start_run(prepared.run_dir, contents)
+        return start_run(prepared.run_dir, contents, wandb_id=given_run_id(prepared.run_dir, os.environ))
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
@@ -317,18 +338,21 @@ def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
-    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
-    if outcome.status is Status.interrupted:
-        report = outcome_report.interruption_report(outcome, attempt.log_file)
-        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+    upload = sync_command(attempt.run_dir)
+    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), "wandb_sync": upload, **outcome.to_dict()}
     if outcome.status is Status.completed:
         assert outcome.result is not None
-        report = text.result_report(outcome.result, attempt.path)
+        report = text.result_report(outcome.result, attempt.path, upload)
         done = CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
         return with_receipt(done, attempt)
+    uploading = text.upload_report(upload)
+    if outcome.status is Status.interrupted:
+        report = [*outcome_report.interruption_report(outcome, attempt.log_file), *uploading]
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     memory = _out_of_memory(outcome, attempt)
     payload["out_of_memory"] = None if memory is None else memory.to_dict()
-    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    failure = outcome_report.failure_report(outcome, attempt.log_file)
+    report = [*failure, *([] if memory is None else memory.text()), *uploading]
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
 
 

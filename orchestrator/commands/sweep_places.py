@@ -14,7 +14,7 @@ from orchestrator.control import read_controller, read_outcome
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.ending.status import Status
 from orchestrator.launch.locks import is_locked
-from orchestrator.lease import is_renewed
+from orchestrator.lease import renewed
 from orchestrator.run_dir import newest_started
 from orchestrator.sweep_point import PointStatus, SweepPoint, read_points
 
@@ -98,7 +98,7 @@ def _is_handed_over(directory: Path) -> bool:
     attempt = newest_started(directory)
     controller = None if attempt is None else read_controller(attempt.path)
     if attempt is not None and controller is not None and controller.detached:
-        return is_renewed(attempt.path)
+        return attempt.path in renewed([attempt.path])
     try:
         slurm.require_no_job(directory)
     except ConfigurationError:

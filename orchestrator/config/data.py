@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
-
 from orchestrator.config.enums import DataSource, Packing, TextFormat
 
 
@@ -13,10 +11,10 @@ from orchestrator.config.enums import DataSource, Packing, TextFormat
 class MixtureSource:
     """One source of a mixture."""
 
-    path: str = MISSING
+    path: str | None = None
     """Prepared tokens: a folder of orchestrator prepare, or Megatron's ``.bin``/``.idx`` without the ending."""
     weight: float = 1.0
-    """Share of the training sequences, relative to the other weights."""
+    """Its share of the training sequences is its weight divided by the sum of all weights."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,9 +31,10 @@ class DataConfig:
     evaluation: dict[str, str] = field(default_factory=dict)
     """Further sets to measure the held-out loss on, name to prepared tokens (``data.evaluation.code=/data/code``)."""
     packing: Packing = Packing.stream
-    """stream: sequences are cut from the joined documents; whole_documents: a sequence holds documents that are not cut."""
+    """stream: sequences are cut from the joined documents, without padding; whole_documents: each holds as many documents, in
+    their order, as fit uncut, and padding (a document longer than a sequence is cut into several)."""
     reset_at_documents: bool = False
-    """Attention and positions start anew at each document of a sequence."""
+    """Attention and positions start anew at each document of a sequence, and no token is predicted from another document."""
     file_suffixes: list[str] = field(default_factory=lambda: [".txt", ".md", ".py"])
     """Files of a folder that count, by the end of their name (source text)."""
     cache_dir: str = "~/.cache/orchestrator/data"
@@ -49,7 +48,7 @@ class DataConfig:
     sequence_length: int = 1024
     """Tokens of one training sequence."""
     held_out_fraction: float = 0.02
-    """Share of the sequences that is never trained on."""
+    """Share of the sequences of each source that is never trained on."""
     synthetic_tokens: int = 1_000_000
     """Length of the random token stream (source synthetic)."""
     ignore_fraction: float = 0.0

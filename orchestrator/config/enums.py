@@ -21,6 +21,7 @@ class Command(StrEnum):
     status = "status"
     logs = "logs"
     stop = "stop"
+    results = "results"
 
 
 class Output(StrEnum):

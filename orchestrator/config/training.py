@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True, slots=True)
 class ProfileConfig:
-    """What of a training is looked at closely."""
+    """What of a training is looked at closely; the files lie in the attempt's ``profile`` folder."""
 
     steps: list[int] = field(default_factory=list)
     """Optimizer steps to record, counted from 1; empty = none."""
     ranks: list[int] = field(default_factory=lambda: [0])
     """Ranks that record."""
     trace: bool = True
-    """Record a PyTorch trace (time of each operation)."""
+    """Record a PyTorch trace: the time of each operation, for Perfetto or chrome://tracing."""
     memory: bool = False
-    """Record the allocations: a memory snapshot on CUDA, the trace's memory elsewhere."""
+    """Record the allocations: on CUDA a memory snapshot for pytorch.org/memory_viz, elsewhere in the trace."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -25,6 +25,7 @@ _VERBS = {
     Command.status: "how a run stands: step, rate, hosts, newest metrics and checkpoint",
     Command.logs: "the log of a run; follow=true until it has ended",
     Command.stop: "end a run from wherever its directory is seen: save and stop, or now=true",
+    Command.results: "runs and sweeps side by side: what varies, how they stand, what came out",
     Command.calibrate: "fit a cluster's speeds to finished runs, or measure them",
 }
 _EXIT_CODES = {

@@ -19,6 +19,7 @@ from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPA
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
 from orchestrator.report.accuracy import estimate_note
+from orchestrator.report.data import data_report
 from orchestrator.report.step_time import time_report
 from orchestrator.units import format_bytes, format_count, format_seconds
 
@@ -30,8 +31,8 @@ _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
 def plan_report(plan: Plan) -> list[RenderableType]:
-    """Model, layout, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
-    report: list[RenderableType] = [_summary(plan)]
+    """Model, layout, data, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
+    report: list[RenderableType] = [_summary(plan), *data_report(plan.data)]
     if plan.partition is not None and len(plan.partition.stages) > 1:
         report.append(_partition_table(plan))
     if plan.memory is not None:
@@ -94,8 +95,13 @@ def command_report(shell: str, attempt_path: Path) -> list[RenderableType]:
     ]
 
 
-def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[RenderableType]:
-    """How a run ended well, and where everything lies."""
+def upload_report(command: str | None) -> list[RenderableType]:
+    """How what W&B recorded on the disk gets to its server; nothing if there is nothing to upload."""
+    return [] if command is None else [Text(f"W&B upload: {command}")]
+
+
+def result_report(result: Mapping[str, Any], attempt_path: Path, upload: str | None) -> list[RenderableType]:
+    """How a run ended well, and where everything lies; ``upload`` is the command that brings the rest to W&B."""
     table = _plain_table("result", "")
     rate = result["tokens_per_second"]
     rows = {
@@ -110,13 +116,13 @@ def result_report(result: Mapping[str, Any], attempt_path: Path) -> list[Rendera
         "metrics": str(attempt_path / "metrics.jsonl"),
         "checkpoint": result["checkpoint"] or "none",
     }
+    if result.get("profile"):
+        rows["profile"] = result["profile"]
     if result["wandb"]:
         rows["W&B"] = result["wandb"]["url"] or result["wandb"]["directory"]
-        if result["wandb"]["mode"] == "offline":
-            rows["W&B upload"] = f"wandb sync {result['wandb']['directory']}"
     for name, value in rows.items():
         table.add_row(name, value)
-    return [table]
+    return [table, *upload_report(upload)]
 
 
 def diagnosis_report(diagnosis: Diagnosis, log_file: Path) -> list[RenderableType]:

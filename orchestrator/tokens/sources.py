@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from orchestrator.config.enums import DataSource
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.tokens.blend import Blend, blend_of
+from orchestrator.tokens.megatron import bin_path, idx_path
 from orchestrator.tokens.store import TokenStore, open_tokens
 
 _SAMPLES = 64
@@ -26,14 +28,21 @@ class TokenPath:
     option: str
     path: str
 
+    @property
+    def files(self) -> list[Path]:
+        """What must be there: the folder, or the two files that Megatron's prefix stands for."""
+        path = Path(self.path).expanduser()
+        pair = [idx_path(path), bin_path(path)]
+        return pair if not path.exists() and any(file.exists() for file in pair) else [path]
+
 
 def training_paths(data: DataConfig) -> list[TokenPath]:
     """The prepared tokens of training, in the order of the blend; none where the run makes its tokens itself."""
     if data.source is DataSource.tokens and data.path:
         return [TokenPath(name=data.source.value, option="data.path", path=data.path)]
     if data.source is DataSource.mixture:
-        named = sorted(data.sources.items())
-        return [TokenPath(name=name, option=f"data.sources.{name}.path", path=source.path) for name, source in named]
+        named = [(name, source.path) for name, source in sorted(data.sources.items()) if source.path]
+        return [TokenPath(name=name, option=f"data.sources.{name}.path", path=path) for name, path in named]
     return []
 
 
@@ -49,34 +58,43 @@ def blend(data: DataConfig) -> Blend:
     return blend_of([source.weight for _, source in sorted(data.sources.items())])
 
 
-def open_all(paths: Iterable[TokenPath]) -> dict[str, TokenStore]:
-    """The stores of ``paths`` by name.
+def open_sources(data: DataConfig, *, model_vocab_size: int | None) -> tuple[dict[str, TokenStore], dict[str, TokenStore]]:
+    """The stores of training in the order of the blend, and the further held-out sets, both by name.
+
+    With ``model_vocab_size`` tokens that the model's embedding has no rows for are refused as well.
 
     Raises:
-        ConfigurationError: with every one that cannot be read.
+        ConfigurationError: with everything that is wrong with any of them.
     """
-    stores: dict[str, TokenStore] = {}
     findings: list[Finding] = []
-    for named in paths:
-        try:
-            stores[named.name] = open_tokens(named.path, field=named.option)
-        except ConfigurationError as problem:
-            findings += problem.findings
+
+    def opened(paths: Iterable[TokenPath]) -> dict[str, TokenStore]:
+        stores = {}
+        for named in paths:
+            try:
+                stores[named.name] = store = open_tokens(named.path, field=named.option)
+            except ConfigurationError as problem:
+                findings.extend(problem.findings)
+            else:
+                findings.extend([] if model_vocab_size is None else _vocabulary_findings(store, named, model_vocab_size))
+        return stores
+
+    training, evaluation = opened(training_paths(data)), opened(evaluation_paths(data))
     if findings:
         raise ConfigurationError(findings)
-    return stores
+    return training, evaluation
 
 
-def vocabulary_findings(store: TokenStore, option: str, *, model_vocab_size: int) -> list[Finding]:
+def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: int) -> list[Finding]:
     """An error where the tokens need more rows than the embedding has; those of Megatron files are looked at in samples."""
     needed = store.vocab_size if store.vocab_size is not None else _largest_sampled(store) + 1
     if needed <= model_vocab_size:
         return []
     has = "come from a vocabulary of" if store.vocab_size is not None else "have ids up to"
     number = needed if store.vocab_size is not None else needed - 1
-    message = f"the tokens of {option}={store.path} {has} {number}, model.vocab_size is {model_vocab_size}"
+    message = f"the tokens of {named.option}={named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
     fix = f"set model.vocab_size={needed} or more, or use tokens of the model's own tokenizer"
-    return [error("tokenizer-vocabulary", option, message, fix)]
+    return [error("tokenizer-vocabulary", named.option, message, fix)]
 
 
 def _largest_sampled(store: TokenStore) -> int:

@@ -17,6 +17,7 @@ from orchestrator.presence import Phase
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_seconds
 from orchestrator.worker.attempt import WorkerAttempt
+from orchestrator.worker.bubble import bubble_fraction
 from orchestrator.worker.checkpoint import Position, add_held_out_loss, save_checkpoint
 from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.evaluate import HeldOutLosses
@@ -25,12 +26,16 @@ from orchestrator.worker.memory import memory_peak
 from orchestrator.worker.metrics import StepOutcome, Throughput, step_line, train_entry
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.step import training_step
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everything a training works with. ``tracker`` is there on rank 0 only, ``stop`` if a run that is stopped saves."""
+    """Everything a training works with. ``stop`` is there if a run that is stopped saves.
+
+    ``tracker`` is there on rank 0, for a shared W&B run on one rank of every host.
+    """
 
     attempt: WorkerAttempt
     spec: ModelSpec
@@ -41,6 +46,7 @@ class Training:
     tracker: Tracker | None
     progress: ProgressSigns
     stop: StopAgreement | None
+    profiles: StepProfiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +82,8 @@ def train(training: Training, position: Position) -> TrainingOutcome:
         evaluations.measure(0)
     training.progress.enter(Phase.train, step=position.step)
     while position.step < config.training.max_steps and not (stopped := _is_stopped(training, last_seconds)):
-        started = time.monotonic()
-        outcome = training_step(
-            training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
-        )
-        # The device works behind our back; a step has taken the time until it is done.
-        get_accelerator().synchronize()
-        last_seconds = time.monotonic() - started
+        with training.profiles.of_step(position.step + 1):
+            outcome, last_seconds = _step(training, position)
         seconds_since_log.append(last_seconds)
         total_seconds += last_seconds
         position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
@@ -113,6 +114,15 @@ def train(training: Training, position: Position) -> TrainingOutcome:
     )
 
 
+def _step(training: Training, position: Position) -> tuple[StepOutcome, float]:
+    """The step behind ``position``, and its seconds."""
+    started = time.monotonic()
+    outcome = training_step(training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout)
+    # The device works behind our back; a step has taken the time until it is done.
+    get_accelerator().synchronize()
+    return outcome, time.monotonic() - started
+
+
 def _is_stopped(training: Training, step_seconds: float) -> bool:
     return training.stop is not None and training.stop.is_reached(step_seconds)
 
@@ -122,6 +132,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _log_step(training: Training, position: Position, outcome: StepOutcome, step_seconds: float) -> None:
+    bubble = bubble_fraction(training.engine)
     if training.tracker is None:
         return
     rates = training.throughput.rates(step_seconds)
@@ -132,6 +143,7 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
         rates=rates,
         memory_bytes=memory_peak().peak_bytes,
         consumed_samples=position.consumed_samples,
+        bubble_fraction=bubble,
     )
     training.tracker.log(entry)
     max_steps = training.attempt.config.training.max_steps
@@ -177,5 +189,7 @@ def _save(training: Training, position: Position, held_out_loss: float | None = 
         held_out_loss=held_out_loss,
     )
     training.progress.enter(Phase.train)
+    if training.tracker is not None:
+        training.tracker.checkpoint(path, position.step)
     say(f"step {position.step}  checkpoint {path}  {format_seconds(time.monotonic() - started)}")
     return path

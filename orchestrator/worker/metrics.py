@@ -67,8 +67,9 @@ def train_entry(
     rates: Mapping[str, float],
     memory_bytes: int,
     consumed_samples: int,
+    bubble_fraction: float | None,
 ) -> dict[str, Any]:
-    """A step as ``metrics.jsonl`` keeps it."""
+    """A step as ``metrics.jsonl`` keeps it; ``bubble_fraction`` is None without a pipeline."""
     entry: dict[str, Any] = {
         "kind": "train",
         "step": step,
@@ -81,10 +82,12 @@ def train_entry(
         entry["loss_scale"] = outcome.loss_scale
     if outcome.loss_scale is not None or outcome.skipped:
         entry["skipped"] = outcome.skipped
+    bubble = {} if bubble_fraction is None else {"bubble_fraction": bubble_fraction}
     return {
         **entry,
         "step_seconds": step_seconds,
         **rates,
+        **bubble,
         "memory_bytes": memory_bytes,
         "consumed_samples": consumed_samples,
         "time": time.time(),

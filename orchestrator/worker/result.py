@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.tracking.measured import compared
 from orchestrator.worker.data.run_data import RunData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
@@ -33,18 +34,18 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
         "memory": memory_report(training.attempt.plan),
         "stack": stack(),
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
+        "profile": None if training.profiles.folder is None else str(training.profiles.folder),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
     }
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that runs are compared by."""
-    names = ("final_loss", "held_out_loss", "unigram_entropy", "tokens", "tokens_per_second")
-    memory = {f"memory/{name}": result["memory"][name] for name in ("predicted_bytes", "measured_bytes")}
-    named = {f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()}
-    best = (
-        {}
-        if result["best"] is None
-        else {"best_step": result["best"]["step"], "best_held_out_loss": result["best"]["held_out_loss"]}
-    )
-    return {**{name: result[name] for name in names}, **named, **best, **memory}
+    """The numbers that runs are compared by; the recorder adds what the steps took."""
+    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
+    memory, best = result["memory"], result["best"] or {}
+    return {
+        **{name: result[name] for name in names},
+        **{f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()},
+        **{f"best/{name}": best[name] for name in ("step", "held_out_loss") if name in best},
+        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
+    }

@@ -15,8 +15,8 @@ from orchestrator.deepspeed_config.trainer_arguments import trainer_arguments
 from orchestrator.presence import Phase
 from orchestrator.run_dir import METRICS, SCRIPT_OUTPUT
 from orchestrator.script import ScriptRun
+from orchestrator.tracking.description import describe
 from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.tracker import RunDescription
 from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.metrics import perplexity
 from orchestrator.worker.progress import ProgressSigns, say
@@ -34,7 +34,7 @@ class ScriptLaunch:
         self._progress.enter(self._phase)
         self._tracker = JsonlTracker(attempt.path / METRICS) if attempt.is_first else None
         if self._tracker is not None:
-            self._tracker.start(_description(attempt))
+            self._tracker.start(describe(attempt.path))
         self._run = _script_run(attempt)
         self._started = time.time()
         self._last = time.monotonic()
@@ -158,14 +158,4 @@ def _script_run(attempt: WorkerAttempt) -> ScriptRun:
         max_steps=attempt.config.training.max_steps,
         seed=attempt.config.seed,
         trainer_arguments=arguments,
-    )
-
-
-def _description(attempt: WorkerAttempt) -> RunDescription:
-    return RunDescription(
-        run_name=attempt.run_name,
-        attempt_dir=attempt.path,
-        config=attempt.config_values,
-        plan=attempt.plan,
-        ds_config=attempt.ds_config,
     )

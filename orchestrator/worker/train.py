@@ -17,9 +17,10 @@ import torch.distributed
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.presence import Phase
 from orchestrator.run_dir import METRICS, RESULT, write_json
+from orchestrator.tracking.description import describe
 from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.tracker import CompositeTracker, RunDescription, Tracker
-from orchestrator.tracking.wandb import WandbTracker
+from orchestrator.tracking.recorder import RecorderTracker
+from orchestrator.tracking.tracker import CompositeTracker, Tracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.checkpoint import Position, load_checkpoint
@@ -33,6 +34,7 @@ from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.result import attempt_result, summary
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
@@ -50,8 +52,10 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         started = time.monotonic()
         progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
-        wandb = WandbTracker(attempt.config.tracking, run_id=attempt.wandb_id, say=say)
-        tracker = CompositeTracker([JsonlTracker(attempt.path / METRICS), wandb]) if attempt.is_first else None
+        recorder = recorder_of(attempt)
+        tracker = recorder
+        if recorder is not None and attempt.is_first:
+            tracker = CompositeTracker([JsonlTracker(attempt.path / METRICS), recorder])
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
         progress.enter(Phase.data)
@@ -69,7 +73,9 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         if tracker is not None:
             tracker.summary(summary(result))
             tracker.finish(failed=False)
-            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": wandb.record})
+        if attempt.is_first:
+            assert recorder is not None
+            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": recorder.record})
     except BaseException as problem:
         write_failure(attempt_dir, problem, memory=witness.at_failure(problem))
         if tracker is not None:
@@ -98,7 +104,7 @@ def _train(
         position = load_checkpoint(engine, attempt, spec, identity)
         say(f"resumed from {attempt.resume_tag}: step {position.step}, {position.consumed_samples} sequences read")
     if tracker is not None:
-        tracker.start(_description(attempt))
+        tracker.start(describe(attempt.path))
     training = Training(
         attempt=attempt,
         spec=spec,
@@ -109,6 +115,7 @@ def _train(
         tracker=tracker,
         progress=progress,
         stop=StopAgreement(stop, engine.device) if attempt.config.checkpoint.save_on_stop else None,
+        profiles=StepProfiles(attempt.config.training.profile, attempt.path, rank=attempt.rank),
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()
@@ -117,14 +124,12 @@ def _train(
     return result
 
 
-def _description(attempt: WorkerAttempt) -> RunDescription:
-    return RunDescription(
-        run_name=attempt.run_name,
-        attempt_dir=attempt.path,
-        config=attempt.config_values,
-        plan=attempt.plan,
-        ds_config=attempt.ds_config,
-    )
+def recorder_of(attempt: WorkerAttempt) -> RecorderTracker | None:
+    """What records the run beside ``metrics.jsonl``: of rank 0, and for a shared W&B run of the first rank of every host."""
+    tracking = attempt.config.tracking
+    if not attempt.is_first and not (tracking.shared and attempt.local_rank == 0):
+        return None
+    return RecorderTracker(tracking, run_id=attempt.wandb_id, say=say, primary=attempt.is_first)
 
 
 def _require_equal_data(data: RunData) -> None:

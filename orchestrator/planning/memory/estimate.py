@@ -17,7 +17,7 @@ from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.memory.activations import Pass, PassBytes, in_flight_micro_batches
+from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches, pass_bytes
 from orchestrator.planning.memory.device import (
     Phase,
     PhaseComponents,
@@ -36,12 +36,11 @@ from orchestrator.planning.memory.levels import (
     extra_groups,
     held_bytes,
     levels,
-    needed_bytes,
     outside_bytes,
     remember,
     reserved_bytes,
 )
-from orchestrator.planning.memory.shape import RankShape, TensorShapes, largest_parameter, tensor_shapes
+from orchestrator.planning.memory.shape import RankShape, TensorShapes, known_shapes
 from orchestrator.planning.memory.states import FP32_BYTES
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
@@ -73,8 +72,9 @@ class DeviceMemory:
     capacity_bytes: int
     phase: Phase
     """That of the peak."""
-    components_of: Mapping[Phase, Mapping[str, int]]
-    """Components of every phase, in the order of a run; they add up to allocated."""
+    states: Mapping[Phase, Mapping[str, int]]
+    """Components of every phase, in the order of a run, without those of ``passes``; together they add up to allocated."""
+    passes: Mapping[Phase, Mapping[str, int]]
     surroundings: DeviceSurroundings
     measured_on: str | None
     """The host whose devices were measured to have less than the cluster says, and decide."""
@@ -82,14 +82,14 @@ class DeviceMemory:
     @property
     def components(self) -> Mapping[str, int]:
         """The components of the peak's phase."""
-        return self.components_of[self.phase]
+        return {**self.states[self.phase], **self.passes.get(self.phase, {})}
 
     @property
     def phases(self) -> Mapping[Phase, PhaseMemory]:
         """Every phase; the allocator may still hold what earlier ones needed."""
         memories: dict[Phase, PhaseMemory] = {}
         held: dict[str, int] = {}
-        for phase, components in self.components_of.items():
+        for phase, components in with_passes(self.states, self.passes).items():
             remember(held, components)
             level = levels(needed=sum(components.values()), cached=held_bytes(held), surroundings=self.surroundings)
             memories[phase] = PhaseMemory(components=components, levels=level)
@@ -174,7 +174,7 @@ class Estimator:
         device, shares, files = [], [], []
         for index in range(partition.num_coordinates):
             kind, load = stages.of_rank(index, partition.held_by(index))
-            memory = self._device(index, stages.counted(kind, load))
+            memory = self._device(index, kind, stages.passes(load))
             device.append(memory)
             shares.append(stages.host_share(kind, load, device_bytes=memory.device_bytes))
             files.append(kind.files)
@@ -196,7 +196,8 @@ class Estimator:
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
         stages = _Stages(self)
-        needed = needed_bytes(stages.counted(*stages.of_rank(coordinate, held)))
+        kind, load = stages.of_rank(coordinate, held)
+        needed = max(kind.totals(stages.passes(load)).values())
         return int(
             reserved_bytes(needed, self.cluster.accelerator)
             + outside_bytes(self._surroundings(self.cluster.device_memory_bytes))
@@ -232,7 +233,7 @@ class Estimator:
     @property
     def tensor_shapes(self) -> TensorShapes:
         """The parts of the model on one tensor-parallel rank."""
-        return tensor_shapes(
+        return known_shapes(
             self.spec,
             tensor_parallel_size=self.layout.tensor_parallel_size,
             persistence_threshold=self.settings.stage3_param_persistence_threshold,
@@ -260,8 +261,8 @@ class Estimator:
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
-    def _device(self, coordinate: int, counted: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
-        totals = {phase: sum(components.values()) for phase, components in counted.items()}
+    def _device(self, coordinate: int, kind: _Kind, passes: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
+        totals = kind.totals(passes)
         peak = max(totals, key=totals.__getitem__)
         ranks = self.layout.stage_ranks(coordinate)
         tightest = self.cluster.tightest_host(ranks)
@@ -270,10 +271,11 @@ class Estimator:
         return DeviceMemory(
             stage=coordinate,
             ranks=ranks,
-            levels=levels(needed=totals[peak], cached=cached_bytes(counted), surroundings=surroundings),
+            levels=levels(needed=totals[peak], cached=kind.cached + cached_bytes(passes), surroundings=surroundings),
             capacity_bytes=capacity,
             phase=peak,
-            components_of=counted,
+            states=kind.states,
+            passes=passes,
             surroundings=surroundings,
             measured_on=tightest.name if tightest is not None and capacity < self.cluster.device_memory_bytes else None,
         )
@@ -298,10 +300,18 @@ class _Kind(NamedTuple):
     shape: RankShape
     states: Mapping[Phase, Mapping[str, int]]
     """``state_components`` that are there at all, in whole bytes."""
+    state_totals: Mapping[Phase, int]
+    cached: int
+    """``cached_bytes`` of them."""
     files: tuple[int, int]
     """``rank_file_bytes``."""
     shares: dict[tuple[int, int], HostShare]
     """By the bytes of the process and of the activations that wait in host memory."""
+
+    def totals(self, passes: Mapping[Phase, Mapping[str, int]]) -> Mapping[Phase, int]:
+        """Bytes of each phase with the components ``passes``, which are none of the states."""
+        added = {phase: self.state_totals[phase] + sum(parts.values()) for phase, parts in passes.items()}
+        return {**self.state_totals, **added}
 
 
 class _Stages:
@@ -309,7 +319,7 @@ class _Stages:
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self._of_pass = PassBytes(estimator.spec, estimator.passed)
+        self._of_pass = pass_bytes(estimator.spec, estimator.passed)
         self._shapes = estimator.tensor_shapes
         self._kinds: dict[Any, _Kind] = {}
 
@@ -322,17 +332,25 @@ class _Stages:
             return kind, self._estimator.load(coordinate, held, kind.shape)
         load = self._estimator.load(coordinate, held, self._shapes.of_rank(held, shares))
         model, optimizer = rank_file_bytes(self._estimator.settings, load)
-        kind = self._kinds[key] = _Kind(load.shape, self._states(load), (int(model), int(optimizer)), {})
+        states = self._states(load)
+        kind = self._kinds[key] = _Kind(
+            shape=load.shape,
+            states=states,
+            state_totals={phase: sum(components.values()) for phase, components in states.items()},
+            cached=cached_bytes(states),
+            files=(int(model), int(optimizer)),
+            shares={},
+        )
         return kind, load
 
-    def counted(self, kind: _Kind, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
-        """Components of every phase, whole bytes of what is there at all."""
+    def passes(self, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
+        """``pass_components`` that are there at all, in whole bytes."""
         passes = pass_components(load, self._of_pass)
         if self._estimator.settings.accelerator is Accelerator.cpu:
             # What is offloaded stays in the same process.
             waiting = {"offloaded_activations": self._host_activations(load)}
             passes = {phase: {**parts, **waiting} for phase, parts in passes.items()}
-        return with_passes(kind.states, _whole(passes))
+        return _whole(passes)
 
     def host_share(self, kind: _Kind, load: StageLoad, *, device_bytes: int) -> HostShare:
         """What a rank adds to its host."""
@@ -369,10 +387,8 @@ class _Stages:
 
     def _initial_value_bytes(self, load: StageLoad) -> int:
         """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
-        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in load.held)
-        return FP32_BYTES * int(
-            largest_parameter(self._estimator.spec, tensor_parallel_size=1, with_vocabulary=with_vocabulary)
-        )
+        whole = known_shapes(self._estimator.spec, tensor_parallel_size=1, persistence_threshold=0)
+        return FP32_BYTES * int(whole.of_rank(load.held).largest_parameter)
 
 
 def _whole(phases: PhaseComponents) -> Mapping[Phase, Mapping[str, int]]:

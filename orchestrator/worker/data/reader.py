@@ -15,11 +15,12 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.tokens.order import sample_order, size_findings
 from orchestrator.tokens.sources import blend
+from orchestrator.tokens.store import TokenStore
 from orchestrator.tokens.windows import PackedWindows, StreamWindows, Windows, packed_table
 from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.data.cache import cached_array
 from orchestrator.worker.data.run_data import RunData
-from orchestrator.worker.data.sequences import SequenceSource, TokenStream
+from orchestrator.worker.data.sequences import SequenceSource
 
 MANY_DOCUMENTS = 2**20
 """From so many on, a source's index is made once a host and its ranks map it from data.cache_dir."""
@@ -63,7 +64,7 @@ def data_identity(config: RunConfig, data: RunData) -> dict[str, Any]:
 
 
 def _source(
-    config: RunConfig, data: RunData, name: str, tokens: TokenStream, *, held_out_fraction: float, number: int = 0
+    config: RunConfig, data: RunData, name: str, tokens: TokenStore, *, held_out_fraction: float, number: int = 0
 ) -> SequenceSource:
     windows = _windows(config, tokens)
     answers, reset = tokens.answer_starts, config.data.reset_at_documents
@@ -97,7 +98,7 @@ def _require_sequences(sources: Iterable[SequenceSource], *, is_trained_on: bool
         raise ConfigurationError(findings)
 
 
-def _windows(config: RunConfig, tokens: TokenStream) -> Windows:
+def _windows(config: RunConfig, tokens: TokenStore) -> Windows:
     length = config.data.sequence_length
     if config.data.packing is Packing.stream:
         return StreamWindows(num_tokens=tokens.num_tokens, sequence_length=length)
@@ -110,7 +111,7 @@ def _windows(config: RunConfig, tokens: TokenStream) -> Windows:
     return PackedWindows(table=table)
 
 
-def _document_ends(config: RunConfig, tokens: TokenStream) -> NDArray[np.int64]:
+def _document_ends(config: RunConfig, tokens: TokenStore) -> NDArray[np.int64]:
     if tokens.num_documents < MANY_DOCUMENTS:
         return tokens.document_ends
     shape = {"kind": "document ends", "tokens": tokens.identity}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.config.schema import RunConfig
-from orchestrator.errors import ConfigurationError
-from orchestrator.tokens.sources import evaluation_paths, open_all, training_paths, vocabulary_findings
+from orchestrator.tokens.sources import open_sources
+from orchestrator.tokens.store import TokenStore
 from orchestrator.units import format_count
 from orchestrator.worker.data.prepare import prepare_data
-from orchestrator.worker.data.sequences import TokenStream
 from orchestrator.worker.progress import say
 
 
@@ -19,8 +18,8 @@ from orchestrator.worker.progress import say
 class RunData:
     """Stores by name: the sources of training in the order of the blend, and the further held-out sets."""
 
-    sources: Mapping[str, TokenStream]
-    evaluation: Mapping[str, TokenStream] = field(default_factory=dict)
+    sources: Mapping[str, TokenStore]
+    evaluation: Mapping[str, TokenStore] = field(default_factory=dict)
     model_vocab_size: int
     """Rows of the model's embedding: every token is below it."""
     tokenizer_path: Path | None = None
@@ -47,30 +46,18 @@ def find_data(config: RunConfig, *, model_vocab_size: int, advanced: Callable[[]
     Raises:
         ConfigurationError: tokens, text or the tokenizer cannot be used.
     """
-    named = training_paths(config.data)
-    sets = evaluation_paths(config.data)
-    stores, evaluation = open_all(named), open_all(sets)
-    options = [(stores[entry.name], entry.option) for entry in named] + [
-        (evaluation[entry.name], entry.option) for entry in sets
-    ]
-    findings = [
-        finding
-        for store, option in options
-        for finding in vocabulary_findings(store, option, model_vocab_size=model_vocab_size)
-    ]
-    if findings:
-        raise ConfigurationError(findings)
-    if not named:
+    stores, evaluation = open_sources(config.data, model_vocab_size=model_vocab_size)
+    for name, store in [*stores.items(), *evaluation.items()]:
+        amount = f"{format_count(store.num_tokens)} tokens in {format_count(store.num_documents)} documents"
+        say(f"data: {name}: {amount} of {store.path}")
+    if not stores:
         prepared = prepare_data(config, model_vocab_size=model_vocab_size, advanced=advanced)
         return RunData(
-            sources={config.data.source.value: prepared.token_file},
+            sources={config.data.source.value: prepared.tokens},
             evaluation=evaluation,
             model_vocab_size=model_vocab_size,
             tokenizer_path=prepared.tokenizer_path,
         )
-    for name, store in [*stores.items(), *evaluation.items()]:
-        amount = f"{format_count(store.num_tokens)} tokens in {format_count(store.num_documents)} documents"
-        say(f"data: {name}: {amount} of {store.path}")
     return RunData(
         sources=stores,
         evaluation=evaluation,

@@ -21,31 +21,11 @@ IGNORE_KEY = 2
 
 
 class TokenStream(Protocol):
-    """The joined documents of a source, as ``TokenStore`` keeps them."""
-
-    @property
-    def identity(self) -> str:
-        """Changes when a token does."""
+    """The joined documents of a source: what is used here of ``TokenStore``."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all documents."""
-
-    @property
-    def num_documents(self) -> int:
-        """How many they are."""
-
-    @property
-    def document_ends(self) -> NDArray[np.int64]:
-        """Where each document ends in the stream, ascending."""
-
-    @property
-    def answer_starts(self) -> NDArray[np.int32] | None:
-        """Of each document: the first of its tokens that the loss is on. None: it is on all."""
-
-    @property
-    def unigram_entropy(self) -> float | None:
-        """Entropy of the token frequencies, in nats a token."""
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """The tokens from ``start`` up to ``stop``."""

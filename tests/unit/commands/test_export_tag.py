@@ -27,7 +27,7 @@ def test_the_best_one_by_that_word(tmp_path: Path) -> None:
     for step, folder in folders.items():
         folder.mkdir()
         write_manifest(folder, replace(MANIFEST, step=step))
-    with pytest.raises(ConfigurationError, match="no checkpoint in .* has a held-out loss"):
+    with pytest.raises(ConfigurationError, match="has a held-out loss"):
         exported(tmp_path / "run", "best")
     for step, loss in ((5, 2.0), (10, 1.0), (15, 1.5)):
         record_held_out_loss(folders[step], loss)

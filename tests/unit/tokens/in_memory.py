@@ -19,13 +19,6 @@ class Documents:
     def stream(self) -> np.ndarray:
         return np.array([token for document in self.documents for token in document], dtype=np.int64)
 
-    identity = "made in a test"
-    unigram_entropy = None
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.documents)
-
     @property
     def num_tokens(self) -> int:
         return len(self.stream)
