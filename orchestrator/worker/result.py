@@ -1,4 +1,4 @@
-"""What a finished attempt reports: ``result.json`` ."""
+"""What a finished attempt reports: ``result.json``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
     ``status`` is ``stopped`` when the run was asked to stop before its last step, and saved if it had taken one.
     """
     tokens = outcome.trained_steps * training.throughput.tokens_per_step
-    held_out = outcome.held_out_loss
+    held_out = outcome.held_out.main
     return {
         "status": "stopped" if outcome.stopped else "completed",
         "attempt": training.attempt.number,
         "steps": outcome.position.step,
         "final_loss": outcome.final_loss,
         "held_out_loss": held_out,
+        "held_out_losses": dict(outcome.held_out.named),
+        "best": outcome.best,
         "unigram_entropy": data.unigram_entropy,
         "metric": outcome.final_loss if held_out is None else held_out,
         "tokens": tokens,
