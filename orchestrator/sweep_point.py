@@ -47,6 +47,22 @@ OF_ONE_START = (
 """Options that say how one start goes, not what is trained."""
 
 
+_HOW_IT_IS_STARTED = (
+    "preflight",
+    "tracking",
+    "launcher.backend",
+    "launcher.detach",
+    "launcher.master_addr",
+    "launcher.master_port",
+    "launcher.ssh_arguments",
+    "launcher.connect_seconds",
+    "launcher.hang_timeout",
+    "launcher.stop_seconds",
+    "launcher.slurm",
+)
+"""Options that a sweep may change when it goes on: its points stay the same."""
+
+
 class PointStatus(StrEnum):
     """How a point stands."""
 
@@ -141,7 +157,7 @@ def read_points(sweep_dir: Path) -> dict[Path, SweepPoint]:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """A hash of what is trained: of a resolved configuration without what one start of it alone is told (16 hex digits)."""
-    kept = _without(config, OF_ONE_START)
+    kept = _without(config, (*OF_ONE_START, *_HOW_IT_IS_STARTED))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

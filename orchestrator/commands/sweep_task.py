@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from orchestrator.checkpoints.catalogue import newest
 from orchestrator.commands import deepspeed_json, launch, plan
+from orchestrator.commands.paths import with_absolute_paths
 from orchestrator.commands.point_devices import point_devices
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
 from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, reason_of, settled, with_objective
@@ -92,7 +93,7 @@ class PointTask:
         reserved = Path(hydra.runtime.output_dir)
         overrides = tuple(word for word in hydra.overrides.task if word.split("=")[0] not in _OF_NO_POINT)
         config, refusal = _configuration(composed)
-        values = resolve(composed)[0] if config is None else asdict(launch.with_absolute_paths(config))
+        values = resolve(composed)[0] if config is None else asdict(with_absolute_paths(config))
         identity = config_hash(values)
         with locked(lock_of(self.sweep_dir, identity)):
             with locked(self.sweep_dir / LOCKS / "places"):
@@ -181,10 +182,9 @@ class PointTask:
         prepared = launch.prepare(config, recorded, starts_over=again and not resumes)
         if isinstance(prepared, CommandResult):
             return prepared
-        is_quiet = prepared.config.view is View.quiet
 
         def echo(line: str) -> None:
-            if not is_quiet or is_unusual(line):
+            if config.view is not View.quiet or is_unusual(line):
                 self.say(f"point {number}: {line}")
 
         return launch.start(prepared, echo, lambda _parts: None)
