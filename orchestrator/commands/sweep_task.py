@@ -182,10 +182,9 @@ class PointTask:
         prepared = launch.prepare(config, recorded, starts_over=again and not resumes)
         if isinstance(prepared, CommandResult):
             return prepared
-        is_quiet = prepared.config.view is View.quiet
 
         def echo(line: str) -> None:
-            if not is_quiet or is_unusual(line):
+            if config.view is not View.quiet or is_unusual(line):
                 self.say(f"point {number}: {line}")
 
         return launch.start(prepared, echo, lambda _parts: None)
