@@ -78,7 +78,7 @@ class ShardFolder:
         """
         self._folder, self._encoding = folder, encoding
         (folder / UNFINISHED).mkdir(exist_ok=True)
-        self.state = _read_state(folder)
+        self.state = read_state(folder)
         for shard in self.state.shards:
             open_megatron(folder / shard.name, field="prepare.output")
         counts = folder / UNFINISHED / _COUNTS.format(len(self.state.shards))
@@ -220,7 +220,8 @@ def write_whole(path: Path, values: Any) -> None:
     scratch.rename(path)
 
 
-def _read_state(folder: Path) -> State:
+def read_state(folder: Path) -> State:
+    """How far a folder has come."""
     path = folder / UNFINISHED / _STATE
     if not path.is_file():
         return State()

@@ -240,6 +240,7 @@ def test_a_wrong_field_ends_the_work_early(folder):
     finding = refusal(lambda: run(folder, [path]))
     assert finding.field == "prepare.max_bad_fraction"
     assert 1000 <= int(finding.message.split()[0]) < 1100
+    assert "prepare.text_field" in finding.fix
 
 
 def test_a_trained_tokenizer_is_kept_beside_the_tokens(folder):
