@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.tokens.store import open_tokens
-from orchestrator.units import format_bytes
 from tests.benchmarks.statistics import median_ratio
 
 LARGEST_FILE = 2**20
@@ -128,18 +126,15 @@ def main() -> None:
                 flush=True,
             )
     ratio = median_ratio(*([side["tokens"] / side["seconds"] for side in sides] for sides in zip(*pairs, strict=True)))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     cores = len(os.sched_getaffinity(0))
     if options.json:
         totals = [
             {key: sum(side[key] for side in sides) for key in ("tokens", "seconds")} for sides in zip(*pairs, strict=True)
         ]
         report = {"ratio": ratio.median, "lower": ratio.lower, "upper": ratio.upper, "prepare": totals[0], "alone": totals[1]}
-        print(json.dumps({**report, "cores": cores, "largest_process_bytes": peak}))
+        print(json.dumps({**report, "cores": cores}))
     else:
-        print(
-            f"prepare / encode_batch, tokens a second on {cores} cores: {ratio}; the largest process took {format_bytes(peak)}"
-        )
+        print(f"prepare / encode_batch, tokens a second on {cores} cores: {ratio}")
 
 
 if __name__ == "__main__":
