@@ -134,7 +134,11 @@ def stage_seconds(common: Common, work: PassWork, transfer: Size, held: Sequence
     found = []
     for stage, exchange in zip(held, stage_exchanges(common, held), strict=True):
         own = stage_work(
-            work, stage, parameters=exchange.parameters, accumulates=step.micro_batches > 1, settings=step.settings
+            work,
+            stage,
+            parameters=exchange.parameters,
+            accumulates=step.micro_batches > 1,
+            gradient_bytes=DTYPE_BYTES[step.settings.grad_accum_dtype],
         )
         sends = sends_of(stage, transfer)
         passes = common.beside.passes((own.forward, own.backward), sends, exchange.waits)
