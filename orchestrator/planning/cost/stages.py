@@ -192,7 +192,7 @@ def transfer_seconds(step: TrainingStep, *, residual_bytes: Size, tensor_gather:
     return seconds + tensor_gather if cut and not step.passed.sequence_parallel else seconds
 
 
-def stage_of_step(step: TrainingStep, common: Common) -> tuple[PassWork, Size]:
+def work_and_transfer(step: TrainingStep, common: Common) -> tuple[PassWork, Size]:
     """The work of a pass of ``step``, and the transfer between its stages."""
     work = known_pass_work(step.spec, step.passed, common.speeds)
     transfer = transfer_seconds(
