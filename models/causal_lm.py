@@ -31,7 +31,7 @@ class CausalLM(nn.Module):
         self.group = shapes.group
         self.recompute = recompute
         self.tied_modules = nn.ModuleDict()
-        self._layers: list[Callable[[Tensor], Tensor]] = []
+        self._layers: list[Callable[..., Tensor]] = []
         for number, kind in enumerate(layer_kinds(shapes.spec)):
             tied = shapes.spec.tie_word_embeddings
             if tied and kind is LayerKind.head:
@@ -45,6 +45,10 @@ class CausalLM(nn.Module):
             else:
                 self.add_module(str(number), layer)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """This rank's logits."""
-        return run_layers(self._layers, input_ids, self.recompute, group=self.group)
+    def forward(self, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """This rank's logits.
+
+        ``positions`` (micro_batch, sequence): where each token stands in its document. Attention and positions start anew at
+        each 0. None: a row is one document.
+        """
+        return run_layers(self._layers, input_ids, self.recompute, group=self.group, positions=positions)

@@ -1,8 +1,9 @@
 """The layers of a model between which a pipeline may be cut: embedding, positions, blocks, final norm, head.
 
 What passes from one to the next is one tensor (micro_batch, sequence, hidden_size), with sequence parallelism
-(micro_batch, sequence/size, hidden_size). The class names are those that ``parallelism.partition_method=type:REGEX`` sees,
-with the Hugging Face class in the place of ``DecoderBlock``.
+(micro_batch, sequence/size, hidden_size). Where attention starts anew at each document, positions and blocks take the place of
+each token in its document too, (micro_batch, sequence), whole on every rank. The class names are those that
+``parallelism.partition_method=type:REGEX`` sees, with the Hugging Face class in the place of ``DecoderBlock``.
 """
 
 from __future__ import annotations
@@ -55,11 +56,14 @@ class PositionEmbedding(nn.Module):
         self.dropout = dropout
         self.weight = nn.Parameter(torch.empty(num_positions, hidden_size))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states with their positions."""
+    def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Hidden states with their positions, which count on through the row if none are given."""
         length = hidden.shape[1]
         first = self.group.rank * length if self.group.sequence_parallel else 0
-        hidden = hidden + self.weight[first : first + length]
+        if positions is None:
+            hidden = hidden + self.weight[first : first + length]
+        else:
+            hidden = hidden + F.embedding(positions[:, first : first + length], self.weight)
         return F.dropout(hidden, self.dropout, self.training) if self.dropout > 0 else hidden
 
 
@@ -73,10 +77,10 @@ class DecoderBlock(nn.Module):
         self.inputs = inputs
         self.group = group
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         """Hidden states to hidden states."""
         length = hidden.shape[1] * (self.group.size if self.group.sequence_parallel else 1)
-        result: Tensor = self.block(hidden, **self.inputs.of_block(self.index, hidden, length))
+        result: Tensor = self.block(hidden, **self.inputs.of_block(self.index, hidden, length, positions))
         return result
 
 

@@ -19,7 +19,9 @@ from orchestrator.models.recompute import Recompute, run_layers
 class PipelineStages(PipelineModule):
     """A pipeline cut at given boundaries: stage ``s`` holds layers ``boundaries[s]`` to ``boundaries[s + 1] - 1``.
 
-    Only the layers of this rank are ever built.
+    Only the layers of this rank are ever built. Where attention starts anew at each document, a micro-batch's inputs are token
+    ids and positions, and the positions go from stage to stage beside the hidden states: DeepSpeed sends every tensor of a
+    tuple on, and a gradient back for those of floating point only.
     """
 
     def __init__(
@@ -38,9 +40,12 @@ class PipelineStages(PipelineModule):
         object.__setattr__(self, "recompute", recompute)
         super().__init__(layers=layer_specs(shapes, placement), topology=topology, loss_fn=loss)
 
-    def forward(self, forward_input: Tensor) -> Tensor:
-        """This stage's part of the forward pass."""
-        return run_layers(self.forward_funcs, forward_input, self.recompute, group=self.group)
+    def forward(self, forward_input: Tensor | tuple[Tensor, Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+        """This stage's part of the forward pass: of what the stage before gave to what the next one gets, or to the logits."""
+        x, positions = (forward_input, None) if isinstance(forward_input, Tensor) else forward_input
+        x = run_layers(self.forward_funcs, x, self.recompute, group=self.group, positions=positions)
+        is_last = self._local_stop == self._num_layers
+        return x if positions is None or is_last else (x, positions)
 
     def _partition_layers(self, method: str = "uniform") -> None:  # noqa: ARG002 - DeepSpeed's signature
         stage = self._topo.get_coord(self.global_rank).pipe

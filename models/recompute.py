@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from orchestrator.config.enums import RecomputePolicy
 from orchestrator.config.schema import ActivationCheckpointingConfig
 from orchestrator.models.communication.collectives import all_gather
-from orchestrator.models.parts import DecoderBlock
+from orchestrator.models.parts import DecoderBlock, PositionEmbedding
 from orchestrator.models.tensor_parallel.group import TensorParallelGroup
 
-Layer = Callable[[Tensor], Tensor]
+Layer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +45,27 @@ class Recompute:
         return Recompute(interval=interval, partition=config.partition_activations, to_host=config.cpu_checkpointing)
 
 
-def run_layers(layers: Sequence[Layer], x: Tensor, recompute: Recompute, *, group: TensorParallelGroup) -> Tensor:
-    """The output of ``layers`` one after the other. Only blocks are recomputed, never the ends of the model."""
+def run_layers(
+    layers: Sequence[Layer], x: Tensor, recompute: Recompute, *, group: TensorParallelGroup, positions: Tensor | None = None
+) -> Tensor:
+    """The output of ``layers`` one after the other. Only blocks are recomputed, never the ends of the model.
+
+    ``positions``: where each token stands in its document, for the layers that ask; None if a row is one document.
+    """
+    # Not an argument of a checkpoint, which would cut it or move it as it does the hidden states.
+    run = partial(_run, positions=positions)
     if recompute.interval == 0 or not torch.is_grad_enabled():
-        return _run(layers, x)
+        return run(layers, x)
     start = 0
     while start < len(layers):
         stop = start
         while stop < min(start + recompute.interval, len(layers)) and isinstance(layers[stop], DecoderBlock):
             stop += 1
         if stop == start:
-            x, start = layers[start](x), start + 1
+            x, start = run(layers[start : start + 1], x), start + 1
             continue
         with _kept(recompute, group):
-            x = checkpoint(_run, layers[start:stop], x, use_reentrant=False)
+            x = checkpoint(run, layers[start:stop], x, use_reentrant=False)
         start = stop
     return x
 
@@ -90,9 +98,10 @@ def recomputed_attention(implementation: str, block: type[nn.Module]) -> str:
     return name
 
 
-def _run(layers: Sequence[Layer], x: Tensor) -> Tensor:
+def _run(layers: Sequence[Layer], x: Tensor, *, positions: Tensor | None) -> Tensor:
     for layer in layers:
-        x = layer(x)
+        asks = positions is not None and isinstance(layer, DecoderBlock | PositionEmbedding)
+        x = layer(x, positions) if asks else layer(x)
     return x
 
 

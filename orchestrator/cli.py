@@ -9,18 +9,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hydra import main as hydra_main
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 from rich.console import Console, RenderableType
 
 from orchestrator.commands import (
     calibrate,
+    completion,
     deepspeed_json,
     doctor,
     exact,
@@ -31,23 +31,29 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    prepare,
+    results,
     rules,
     slurm_job,
     slurm_restart,
     status,
     stop,
+    sweep,
+    sweep_preview,
     validate,
 )
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.enums import Command, Estimate, Output
+from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
-from orchestrator.run_dir import Attempt, CommandWords, recorded_words
+from orchestrator.report.prepare import PrepareView
+from orchestrator.report.view import followed, view_of
+from orchestrator.run_dir import Attempt, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 _HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
@@ -57,11 +63,6 @@ Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Words to names and overrides."""
 RunCommand = Callable[[RunConfig, Attempt, Callable[[str], None]], CommandResult]
 """A command on a run, which says lines while it goes on."""
-_WORDS_OF_ONE_START = {"run_dir", "output", "dry_run", "checkpoint.resume"}
-
-
-class SweepPointFailedError(CompactHydraException):
-    """A point of a multirun ended badly; Hydra goes on with the others and repeats this line at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,8 @@ def run(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(f"orchestrator {metadata.version('orchestrator')}")
         return OK
+    if words[0] in ("-sc", "--shell-completion"):
+        return _completion(words[1:])
     arguments, findings = parse(words)
     if arguments is None:
         return _refuse(findings, as_json=wants_json(words))
@@ -175,20 +178,29 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     )
     if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
         findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
-    if arguments.multirun and arguments.command is not Command.launch:
-        findings.append(error("multirun", "-m", f"{verb} plans one run", "sweep with launch -m"))
+    elif flags and arguments.multirun:
+        findings.append(error("multirun", "-m", f"{flags[0]} shows one configuration", "leave -m and its several values out"))
+    if arguments.multirun and arguments.command not in (Command.launch, Command.validate):
+        fix = "sweep with launch -m, and look at a sweep beforehand with validate -m"
+        findings.append(error("multirun", "-m", f"{verb} takes one configuration", fix))
     return arguments, findings
 
 
 def _run_command(arguments: Arguments) -> int:
     overrides = [*arguments.overrides, f"command={arguments.command}"]
     if arguments.hydra_flags:
-        return _hydra(arguments, overrides, lambda _composed: None)
+        # Hydra's help is composed without our files
+        words = arguments.overrides if "--hydra-help" in arguments.hydra_flags else overrides
+        return _hydra(arguments, words, lambda _composed: None)
+    if arguments.multirun and arguments.command is Command.validate:
+        output = Output.json if arguments.wants_json else Output.text
+        return _finish(sweep_preview.run(overrides, config_dir=arguments.config_dir), output)
     if arguments.multirun:
-        load.check_sweep(overrides, config_dir=arguments.config_dir)
         return _sweep(arguments, overrides)
     if arguments.command is Command.calibrate:
         return _calibrate(arguments)
+    if arguments.command is Command.results:
+        return _results(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     if arguments.command in _RUN_COMMANDS:
@@ -199,6 +211,8 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if arguments.command is Command.prepare:
+        return _prepare(arguments, config)
     if config.parallelism.auto and arguments.command not in (Command.launch, Command.plan):
         config, _ = _chosen(config)
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
@@ -216,10 +230,31 @@ def _run_command(arguments: Arguments) -> int:
     if config.parallelism.auto:
         config, words = _chosen(config)
         arguments, overrides = replace(arguments, overrides=[*arguments.overrides, *words]), [*overrides, *words]
-    prepared = launch.prepare(config, _words(arguments, config))
+    prepared = launch.prepare(config, launch.command_words(config, arguments.overrides, arguments.config_dir))
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
     return _launch(arguments, overrides, prepared)
+
+
+def _completion(words: Sequence[str]) -> int:
+    """``orchestrator -sc install=bash`` for the shell's start-up file, and what the shell asks afterwards."""
+    if problem := completion.problem(words):
+        return _refuse([problem], as_json=False)
+    line = os.environ.get("COMP_LINE", "")
+    is_query = any(word.startswith("query=") for word in words)
+    if is_query and (verbs := completion.verbs_for(line)) is not None:
+        print(" ".join(verbs))
+        return OK
+    os.environ["COMP_LINE"] = completion.without_verb(line)
+    arguments = Arguments(
+        command=Command.launch,
+        overrides=[],
+        hydra_flags=["--shell-completion"],
+        config_dir=completion.config_dir_of(line),
+        multirun=False,
+        wants_help=False,
+    )
+    return _hydra(arguments, list(words), lambda _composed: None)
 
 
 def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], CommandResult]) -> int:
@@ -240,7 +275,19 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
         console.print(line, soft_wrap=True)
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
-    return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+    if result is None:
+        attempt = named_run.attempt_of(run_dir)
+        view = _view(config, console) if config.follow else View.lines
+        # a log has everything that the ranks print: who wants it quiet waits for the end alone
+        with followed(view, console, attempt.path, unusual=lambda _line: False) as shown:
+            result = run(config, attempt, shown)
+    return _finish(result, config.output)
+
+
+def _results(arguments: Arguments) -> int:
+    names, overrides = named_run.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    return _finish(results.run(config, names), config.output)
 
 
 def _calibrate(arguments: Arguments) -> int:
@@ -263,6 +310,18 @@ def _export(arguments: Arguments, config: RunConfig) -> int:
     return _finish(result, config.output)
 
 
+def _prepare(arguments: Arguments, config: RunConfig) -> int:
+    findings = prepare.word_findings(arguments.overrides)
+    if findings:
+        raise ConfigurationError(findings)
+    if config.prepare.check:
+        return _finish(prepare.check(config), config.output)
+    console = _console(json_on_stdout=config.output is Output.json)
+    view = PrepareView(console, _view(config, console))
+    result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
+    return _finish(result, config.output)
+
+
 def _resumed(arguments: Arguments, config: RunConfig) -> tuple[Arguments, list[str], RunConfig]:
     """A resume starts from the words the run was started with; what is given now changes them."""
     recorded = recorded_words(Path(config.run_dir))
@@ -279,14 +338,6 @@ def _chosen(config: RunConfig) -> tuple[RunConfig, list[str]]:
     console = _console(json_on_stdout=True)
     console.print(f"parallelism=auto: {' '.join(entry.overrides)}", soft_wrap=True)
     return config, list(entry.overrides)
-
-
-def _words(arguments: Arguments, config: RunConfig) -> CommandWords:
-    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
-    kept = [override for override in arguments.overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
-    paths = [f"{path}={load.quoted(value)}" for path, value in launch.absolute_paths(config).items()]
-    config_dir = str(arguments.config_dir.absolute()) if arguments.config_dir else None
-    return CommandWords(overrides=tuple(load.combine_overrides(kept, paths)), config_dir=config_dir)
 
 
 def _launch(arguments: Arguments, overrides: list[str], prepared: launch.PreparedLaunch) -> int:
@@ -308,34 +359,14 @@ def _launch(arguments: Arguments, overrides: list[str], prepared: launch.Prepare
 
 
 def _sweep(arguments: Arguments, overrides: list[str]) -> int:
-    """Run every point of a multirun; the exit code is the worst of them."""
-    codes: list[int] = []
+    prepared = sweep.prepare(overrides, config_dir=arguments.config_dir)
+    output = Output.json if arguments.wants_json else Output.text
+    return _finish(sweep.run(prepared, partial(_say, on_stderr=arguments.wants_json)), output)
 
-    def job(composed: DictConfig) -> float | None:
-        metric = None
-        try:
-            config = replace(load.config_from_composed(composed), run_dir=HydraConfig.get().runtime.output_dir)
-            deepspeed_json.unsupported(config)
-            launch.require_attached(config)
-            point = replace(arguments, overrides=list(HydraConfig.get().overrides.task))
-            if config.parallelism.auto:
-                config, words = _chosen(config)
-                point = replace(point, overrides=[*point.overrides, *words])
-            prepared = launch.prepare(config, _words(point, config))
-            result = prepared if isinstance(prepared, CommandResult) else _start(prepared)
-            metric = result.metric
-            codes.append(_finish(result, config.output))
-        except ConfigurationError as problem:
-            codes.append(_refuse(problem.findings, as_json=arguments.wants_json))
-        if codes[-1] == INTERRUPTED:
-            # not an Exception to Hydra, which would go on with the next point
-            raise KeyboardInterrupt
-        if codes[-1] != OK:
-            raise SweepPointFailedError(f"point {HydraConfig.get().job.num} ended with exit code {codes[-1]}")
-        return metric
 
-    failed = _hydra(arguments, overrides, job)
-    return max(codes) if any(codes) else failed
+def _say(line: str, *, on_stderr: bool) -> None:
+    """Tell people one line; a sweep does so from several processes."""
+    _console(json_on_stdout=on_stderr).print(line, soft_wrap=True)
 
 
 def _start(prepared: launch.PreparedLaunch) -> CommandResult:
@@ -345,7 +376,15 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
         for part in parts:
             console.print(part, soft_wrap=True)
 
-    return launch.start(prepared, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True), show)
+    def echo(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    follow = partial(followed, _view(prepared.config, console), console)
+    return launch.start(prepared, echo, show, follow=follow)
+
+
+def _view(config: RunConfig, console: Console) -> View:
+    return view_of(config.view, console, only_if_asked=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:
@@ -421,10 +460,12 @@ _HELP = {
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
     Command.preflight: preflight.HELP,
+    Command.prepare: prepare.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,
     Command.logs: logs.HELP,
     Command.stop: stop.HELP,
+    Command.results: results.HELP,
     Command.calibrate: calibrate.HELP,
 }

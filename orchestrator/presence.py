@@ -29,6 +29,8 @@ class Phase(StrEnum):
     data = "data"
     build = "build"
     resume = "resume"
+    script = "script"
+    """A script of the user's own, which has not shown that it saves when it is asked to stop."""
     train = "train"
     evaluate = "evaluate"
     save = "save"

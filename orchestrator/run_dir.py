@@ -4,11 +4,13 @@
 
     RUN_DIR/
       request/            written once, never changed: config.json plan.json ds_config.json model.json run.json
+                          script.json (training.script: its path, hash and arguments; in every attempt as well)
       attempts/1/         what this start really used: config.json plan.json ds_config.json model.json attempt.json
                           hostfile command.sh command.json; while it runs: lease (lease.py), controller.json stop
                           (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
-                          metrics.jsonl wandb/ failure_rank_*.json result.json outcome.json
+                          metrics.jsonl wandb/ wandb.json recorder.log failure_rank_*.json result.json outcome.json
       checkpoints/        one folder a checkpoint
+      output/             what a training script of the user's own writes
       job.sbatch slurm.json slurm-N.out    launcher=slurm: the job, its number, and what it printed
       hydra/              Hydra's own record of the composition
       .lock               held while a launch of this run is alive
@@ -37,6 +39,10 @@ RESULT = "result.json"
 SWAP_OWNER = "owner.json"
 """In the run's directory on an NVMe disk: whose it is."""
 METRICS = "metrics.jsonl"
+SCRIPT = "script.json"
+SCRIPT_OUTPUT = "output"
+WANDB = "wandb.json"
+"""Where W&B has an attempt: mode, directory, id, url, and whether it is uploaded."""
 LOG = "launcher.log"
 COLLECTIVE = "collective.json"
 """What the ranks of a preflight are to reduce (``orchestrator/worker/collective.py``)."""
@@ -62,6 +68,8 @@ class RunContents:
     model: Mapping[str, Any]
     """Name, complete Hugging Face config, attention kernel and dropout: workers never read the user's own files again."""
     words: CommandWords
+    script: Mapping[str, Any] | None = None
+    """A training script of the user's own: ``path``, ``sha256``, ``arguments``, ``working_directory``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +140,8 @@ def require_usable(run_dir: Path) -> None:
         raise ConfigurationError([error("run-directory", "run_dir", message, "choose a folder that can be written to")])
 
 
-def start_run(run_dir: Path, contents: RunContents) -> Attempt:
-    """Freeze the request of a new run and open its first attempt.
+def start_run(run_dir: Path, contents: RunContents, *, wandb_id: str | None = None) -> Attempt:
+    """Freeze the request of a new run and open its first attempt. All its attempts are one W&B run, ``wandb_id`` or a new id.
 
     Raises:
         ConfigurationError: the directory holds a run already.
@@ -141,7 +149,7 @@ def start_run(run_dir: Path, contents: RunContents) -> Attempt:
     require_new(run_dir)
     request = run_dir / "request"
     _write_contents(request, contents)
-    write_json(request / "run.json", {"run_name": run_dir.name, "wandb_id": secrets.token_hex(4)})
+    write_json(request / "run.json", {"run_name": run_dir.name, "wandb_id": wandb_id or secrets.token_hex(4)})
     return _open_attempt(run_dir, contents, resume_tag=None)
 
 
@@ -292,3 +300,5 @@ def _write_contents(folder: Path, contents: RunContents) -> None:
     write_json(folder / "plan.json", contents.plan)
     write_json(folder / "ds_config.json", contents.ds_config)
     write_json(folder / "model.json", contents.model)
+    if contents.script is not None:
+        write_json(folder / SCRIPT, contents.script)

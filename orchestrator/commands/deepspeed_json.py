@@ -158,10 +158,10 @@ def unsupported(config: RunConfig) -> None:
     message = f"{command} does not take a DeepSpeed JSON; validate and compile do"
     fix = "leave it out"
     if config.command is Command.launch:
-        message = "launch starts our own training script, whose DeepSpeed configuration the orchestrator writes"
+        message = "the orchestrator writes the DeepSpeed configuration of what it launches"
         fix = (
-            "correct the file with compile and start your own script (deepspeed SCRIPT --deepspeed_config FILE), "
-            "or say the same in words (zero=stage3 ...) and launch that"
+            "correct the file with compile and start your script without us (deepspeed SCRIPT --deepspeed_config FILE), "
+            "or say the same in words (zero=stage3 ...) and launch that, with your own script too: training.script=FILE"
         )
     raise ConfigurationError([WORDS(FIELD, message, fix)])
 

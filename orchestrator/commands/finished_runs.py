@@ -29,9 +29,8 @@ from orchestrator.planning.model_spec import model_spec_from_hf
 from orchestrator.planning.parameter_names import trainable_shares
 from orchestrator.planning.partition import EXPLICIT, partition_layers, stages_per_rank
 from orchestrator.run_dir import METRICS, Attempt, newest_finished, read_json
+from orchestrator.steady import FIRST_STEPS, steady_entries
 
-FIRST_STEPS = 2
-"""Steps that are left out: memory is taken for the first time, kernels are chosen, caches filled."""
 LEAST_STEADY = 3
 RULE = "calibrate-run"
 
@@ -98,12 +97,7 @@ def read_run(path: Path) -> FinishedRun:
 def steady_seconds(attempt: Attempt, log_every: int) -> np.ndarray:
     """Seconds of the steps of an attempt but its first; an entry stands for ``log_every`` steps. Skipped steps are left out."""
     entries = [json.loads(line) for line in (attempt.path / METRICS).read_text(encoding="utf-8").splitlines()]
-    trained = [entry for entry in entries if entry["kind"] == "train"]
-    if not trained:
-        return np.array([])
-    first = trained[0]["step"] - log_every + FIRST_STEPS
-    kept = [entry for entry in trained if entry["step"] - log_every >= first and not entry.get("skipped")]
-    return np.array([entry["step_seconds"] for entry in kept])
+    return np.array([entry["step_seconds"] for entry in steady_entries(entries, log_every)])
 
 
 def _finished_run(path: Path, attempt: Attempt) -> FinishedRun:

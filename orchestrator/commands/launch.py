@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -16,18 +16,22 @@ from orchestrator.checkpoints.catalogue import newest, resume_findings
 from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
+from orchestrator.commands.own_script import resumed_script, script_entry
+from orchestrator.commands.paths import absolute_paths, with_absolute_paths
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.resumed_data import changed_data
+from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
-from orchestrator.config.enums import LauncherBackend
-from orchestrator.config.load import run_config_from_dict
+from orchestrator.config.enums import LauncherBackend, View
+from orchestrator.config.load import combine_overrides, quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
-from orchestrator.findings import Finding, error, has_error
+from orchestrator.findings import Finding, Severity, error, has_error
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
 from orchestrator.launch.detach import hand_over, sweep_findings
@@ -48,7 +52,6 @@ from orchestrator.run_dir import (
     RunContents,
     checkpoint_dir,
     exclusive,
-    read_json,
     require_new,
     require_usable,
     resume_run,
@@ -64,10 +67,14 @@ Examples:
   orchestrator launch experiment=smoke zero=stage3
   orchestrator launch model=llama_3_1b cluster=dgx_h100 data=text data.path=/data/books run_dir=runs/books
   orchestrator launch run_dir=runs/books checkpoint.resume=true
+  orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
-  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
+  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true
+  orchestrator launch -m zero=stage1,stage2,stage3 training.train_micro_batch_size_per_gpu=1,2,4 hydra.sweep.dir=sweeps/zero
+  orchestrator launch -m sweep.resume=true hydra.sweep.dir=sweeps/zero"""
 
 Echo = Callable[[str], None]
+_WORDS_OF_ONE_START = {"run_dir", "output", "view", "dry_run", "checkpoint.resume", "sweep.resume"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +89,7 @@ class PreparedLaunch:
     master_addr: str | None
     """An address of the first host that all others were seen to reach."""
     starts_over: bool = False
-    """Whether a Slurm job has been started again before it had a checkpoint: its earlier attempts stay."""
+    """Whether the run was started before and has no checkpoint: its earlier attempts stay."""
 
     @property
     def run_dir(self) -> Path:
@@ -90,10 +97,11 @@ class PreparedLaunch:
         return Path(self.config.run_dir)
 
 
-def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandResult:
+def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False) -> PreparedLaunch | CommandResult:
     """Check everything that can be checked before a start; a result is a refusal.
 
-    ``words`` made ``config``; a later resume starts from them.
+    ``words`` made ``config``; a later resume starts from them. ``starts_over``: earlier attempts of the run left no
+    checkpoint, and this one begins anew beside them.
 
     Raises:
         ConfigurationError: a resume that was asked for is impossible.
@@ -108,7 +116,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     run_dir = Path(config.run_dir)
     if submits_a_job(config):
         slurm.require_no_job(run_dir)
-    starts_over = not config.checkpoint.resume and slurm_restart.is_started_again(config)
+    starts_over = starts_over or (not config.checkpoint.resume and slurm_restart.is_started_again(config))
     if not config.checkpoint.resume and not starts_over:
         require_new(run_dir)
     remarks: list[Finding] = []
@@ -122,7 +130,7 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
             return ready.result()
         plan, remarks, master_addr = ready.plan, ready.findings, ready.check.master_address
     if config.checkpoint.resume:
-        resume_tag, resume_remarks = _resume_tag(config, plan, run_dir)
+        resume_tag, resume_remarks = _resumed(config, plan, run_dir)
         remarks += resume_remarks
     return PreparedLaunch(
         config=config,
@@ -135,28 +143,55 @@ def prepare(config: RunConfig, words: CommandWords) -> PreparedLaunch | CommandR
     )
 
 
-def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
+def start(
+    prepared: PreparedLaunch,
+    echo: Echo,
+    show: Callable[[Iterable[RenderableType]], None],
+    *,
+    follow: Callable[[Path], AbstractContextManager[Echo]] | None = None,
+) -> CommandResult:
     """Freeze the request, start the launcher and follow it to its end.
 
-    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
+    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on; or what
+    ``follow`` makes of an attempt, for as long as it runs here.
     """
     config, plan = prepared.config, prepared.plan
     if submits_a_job(config):
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
+        show(_announcement(prepared))
         return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
         spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
-        show(text.command_report(spec.shell(), attempt.path))
+        show(_announcement(prepared))
+        if config.view is not View.quiet or config.dry_run:
+            show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
             slurm_restart.keep_job(config)
-            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            with nullcontext(echo) if follow is None else follow(attempt.path) as shown:
+                outcome = Controller(attempt.path, spec, private=private_variables(), echo=shown).run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
+
+
+def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path | None) -> CommandWords:
+    """The words of a run for a later resume, from wherever that is started: paths absolute, nothing of this start alone."""
+    kept = [override for override in overrides if override.split("=")[0] not in _WORDS_OF_ONE_START]
+    paths = [f"{path}={quoted(value)}" for path, value in absolute_paths(config).items()]
+    directory = str(config_dir.absolute()) if config_dir else None
+    return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
+
+
+def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
+    """What people are told before the start; if they want it quiet, only what is to be feared."""
+    if prepared.config.view is View.quiet and not prepared.config.dry_run:
+        findings = [
+            finding for finding in (*prepared.plan.findings, *prepared.remarks) if finding.severity is not Severity.info
+        ]
+        return text.findings_report(findings)
+    return [*text.plan_report(prepared.plan), *text.findings_report(prepared.remarks)]
 
 
 def require_attached(config: RunConfig) -> None:
@@ -169,27 +204,12 @@ def require_attached(config: RunConfig) -> None:
         raise ConfigurationError(findings)
 
 
-def absolute_paths(config: RunConfig) -> dict[str, str]:
-    """The options that name a file or folder and are set, absolute."""
-    paths = {
-        "model.config_path": config.model.config_path,
-        "model.pretrained": config.model.pretrained,
-        "cluster.hostfile": config.cluster.hostfile,
-        "offload.nvme_path": config.offload.nvme_path,
-        "data.path": config.data.path,
-        "data.cache_dir": config.data.cache_dir,
-        "data.tokenizer_path": config.data.tokenizer_path,
-    }
-    return {option: str(Path(os.path.expanduser(path)).absolute()) for option, path in paths.items() if path}  # noqa: PTH111 - Path's raises for unknown users
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers run elsewhere and later: every path of the configuration becomes absolute."""
-    config = replace(config, run_dir=str(Path(os.path.expanduser(config.run_dir)).absolute()))  # noqa: PTH111 - Path's raises for unknown users
-    for option, path in absolute_paths(config).items():
-        section, name = option.split(".")
-        config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
-    return config
+def _resumed(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str | None, list[Finding]]:
+    """The checkpoint to go on from, and what to know about it; a script of the user's own finds its own."""
+    findings = resumed_script(config, run_dir)
+    if has_error(findings):
+        raise ConfigurationError(findings)
+    return (None, findings) if config.training.script else _resume_tag(config, plan, run_dir)
 
 
 def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list[Finding]]:
@@ -212,24 +232,10 @@ def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list
         hf_config=plan.model.hf_config,
         max_steps=config.training.max_steps,
     )
-    findings += _changed_data(config, run_dir)
+    findings += changed_data(config, run_dir)
     if has_error(findings):
         raise ConfigurationError(findings)
     return checkpoint.tag, findings
-
-
-def _changed_data(config: RunConfig, run_dir: Path) -> list[Finding]:
-    """A data position means nothing in other data, or in the same data in another order."""
-    earlier = run_config_from_dict(read_json(run_dir / "request" / "config.json"))
-    values: dict[str, tuple[Any, Any]] = {"seed": (earlier.seed, config.seed)}
-    for field in fields(config.data):
-        if field.name != "cache_dir":
-            values[f"data.{field.name}"] = (getattr(earlier.data, field.name), getattr(config.data, field.name))
-    return [
-        error("resume-data", name, f"the run reads its data with {before}, now it is {after}", f"{name}={before}, or a new run")
-        for name, (before, after) in values.items()
-        if before != after
-    ]
 
 
 def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunContents:
@@ -242,7 +248,8 @@ def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunConte
         "dropout": plan.model.dropout,
     }
     ds_config = compiled(config, plan, nvme_directory=_nvme_directory(config))
-    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words)
+    script = script_entry(config)
+    return RunContents(config=config, plan=plan.to_dict(), ds_config=ds_config, model=model, words=words, script=script)
 
 
 def _nvme_directory(config: RunConfig) -> str | None:
@@ -255,8 +262,8 @@ def _nvme_directory(config: RunConfig) -> str | None:
 
 def _freeze(prepared: PreparedLaunch) -> Attempt:
     contents = run_contents(prepared.config, prepared.plan, prepared.words)
-    if prepared.resume_tag is None and not prepared.starts_over:
-        return start_run(prepared.run_dir, contents)
+    if not (prepared.config.checkpoint.resume or prepared.starts_over):
+        return start_run(prepared.run_dir, contents, wandb_id=given_run_id(prepared.run_dir, os.environ))
     return resume_run(prepared.run_dir, contents, resume_tag=prepared.resume_tag)
 
 
@@ -295,18 +302,21 @@ def _detached(controller: ControllerRecord, attempt: Attempt) -> CommandResult:
 
 
 def _ended(outcome: Outcome, attempt: Attempt) -> CommandResult:
-    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), **outcome.to_dict()}
-    if outcome.status is Status.interrupted:
-        report = outcome_report.interruption_report(outcome, attempt.log_file)
-        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
+    upload = sync_command(attempt.run_dir)
+    payload = {"attempt": str(attempt.path), "log": str(attempt.log_file), "wandb_sync": upload, **outcome.to_dict()}
     if outcome.status is Status.completed:
         assert outcome.result is not None
-        report = text.result_report(outcome.result, attempt.path)
+        report = text.result_report(outcome.result, attempt.path, upload)
         done = CommandResult(exit_code=OK, payload=payload, text=report, metric=outcome.result["metric"])
         return with_receipt(done, attempt)
+    uploading = text.upload_report(upload)
+    if outcome.status is Status.interrupted:
+        report = [*outcome_report.interruption_report(outcome, attempt.log_file), *uploading]
+        return CommandResult(exit_code=INTERRUPTED, payload=payload, text=report)
     memory = _out_of_memory(outcome, attempt)
     payload["out_of_memory"] = None if memory is None else memory.to_dict()
-    report = [*outcome_report.failure_report(outcome, attempt.log_file), *([] if memory is None else memory.text())]
+    failure = outcome_report.failure_report(outcome, attempt.log_file)
+    report = [*failure, *([] if memory is None else memory.text()), *uploading]
     return CommandResult(exit_code=RUN_FAILED, payload=payload, text=report)
 
 

@@ -54,11 +54,11 @@ def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, 
     wanted = config.launcher.backend is LauncherBackend.slurm and config.launcher.slurm.requeue
     if allocation is None or not wanted or outcome.stopped_by is not StoppedBy.time_limit:
         return
-    saved = newest(checkpoint_dir(Path(config.run_dir)))
-    if saved is None or saved.tag == resume_tag:
+    saved = _newly_saved(config, outcome, resume_tag)
+    if saved is None:
         echo(f"job {allocation.job_id} is not requeued: this start has saved nothing new, and the next would come no further")
         return
-    echo(f"job {allocation.job_id} goes back into the queue; its next start goes on from {saved.tag}")
+    echo(f"job {allocation.job_id} goes back into the queue; its next start goes on from {saved}")
     try:
         requeue(allocation.job_id)
     except SlurmError as problem:
@@ -66,3 +66,11 @@ def requeue_if_due(config: RunConfig, outcome: Outcome, resume_tag: str | None, 
         return
     # the end comes with Slurm's SIGTERM; leaving before would end the job
     time.sleep(REQUEUE_SECONDS)
+
+
+def _newly_saved(config: RunConfig, outcome: Outcome, resume_tag: str | None) -> str | None:
+    """The checkpoint that this start has added; of a script of the user's own the one that it has reported."""
+    if config.training.script:
+        return outcome.saved
+    saved = newest(checkpoint_dir(Path(config.run_dir)))
+    return None if saved is None or saved.tag == resume_tag else saved.tag

@@ -52,12 +52,12 @@ def load_config(overrides: Sequence[str], *, config_dir: Path | None = None) -> 
     Raises:
         ConfigurationError: with every problem of the overrides and of the composed values.
     """
-    with _hydra(config_dir) as loader:
+    with hydra_context(config_dir) as loader:
         usable, findings = check_overrides(overrides, loader)
         try:
             composed = compose(config_name=CONFIG_NAME, overrides=usable)
         except Exception as problem:  # whatever Hydra raises here comes from the user's words or files
-            raise ConfigurationError([*findings, _composition_finding(problem)]) from None
+            raise ConfigurationError([*findings, composition_finding(problem)]) from None
     values, resolution = resolve(composed)
     config, problems = check_values(values)
     findings += [*resolution, *problems]
@@ -65,18 +65,6 @@ def load_config(overrides: Sequence[str], *, config_dir: Path | None = None) -> 
         raise ConfigurationError(findings)
     assert config is not None
     return config
-
-
-def check_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> None:
-    """Check the keys and the groups of a multirun's overrides; each point is checked whole when its turn comes.
-
-    Raises:
-        ConfigurationError: with every problem.
-    """
-    with _hydra(config_dir) as loader:
-        _, findings = check_overrides(overrides, loader, sweep=True)
-    if findings:
-        raise ConfigurationError(findings)
 
 
 def config_from_composed(composed: DictConfig) -> RunConfig:
@@ -147,7 +135,7 @@ def _key(override: str) -> str:
 
 
 @contextmanager
-def _hydra(config_dir: Path | None) -> Iterator[ConfigLoader]:
+def hydra_context(config_dir: Path | None) -> Iterator[ConfigLoader]:
     """Hydra's own compose context, with the user's folder on the search path as ``--config-dir`` puts it."""
     register_schema()
     setbase(VERSION_BASE)
@@ -165,7 +153,7 @@ def _hydra(config_dir: Path | None) -> Iterator[ConfigLoader]:
         GlobalHydra.instance().clear()
 
 
-def _composition_finding(problem: Exception) -> Finding:
+def composition_finding(problem: Exception) -> Finding:
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     message = " ".join(lines[:6]) or f"a value cannot be read ({type(problem).__name__})"
     return error("composition", "config", message, "correct the file or the override that is named")

@@ -29,7 +29,13 @@ class TrackingConfig:
     """One writer a host instead of rank 0 alone, for system metrics of every host; online only."""
     checkpoints: bool = False
     """Record each checkpoint as a W&B artifact by reference: its files stay where they are."""
+    system_metrics_seconds: float = 15.0
+    """Seconds between W&B's samples of CPU, memory, disk, network and devices; 0 = none."""
+    init_timeout_seconds: float = 30.0
+    """How long W&B may take to open the run before it is recorded offline; the training does not wait for it."""
+    finish_timeout_seconds: float = 60.0
+    """How long the end of a run waits for W&B's upload; what is left then stays on the disk."""
     tensorboard: bool = False
-    """Write TensorBoard event files to the attempt as well."""
+    """Write TensorBoard event files to run_dir/tensorboard as well."""
     csv: bool = False
-    """Write metrics.csv to the attempt as well."""
+    """Write run_dir/metrics.csv as well: a row an entry, of all attempts."""

@@ -9,7 +9,7 @@ from orchestrator.deepspeed_config.effective import Effective
 from orchestrator.deepspeed_config.lint_rules import LintContext, check, lint_rule
 from orchestrator.findings import Finding, Severity
 
-MONITOR = lint_rule("json-monitor", "a monitor block of DeepSpeed's starts a run of its own", Severity.warning)
+MONITOR = lint_rule("json-monitor", "DeepSpeed's own monitors do not record beside the run's tracking", Severity.warning)
 AIO_UNUSED = lint_rule("json-aio", "asynchronous IO has something to move", Severity.info)
 GDS = lint_rule("json-aio-gds", "GPUDirect storage has a GPU", Severity.error)
 PIPELINE_UNUSED = lint_rule("json-pipeline", "the pipeline block has a pipeline", Severity.info)
@@ -19,19 +19,25 @@ AUTOTUNING_PATH = lint_rule("json-autotuning-path", "the autotuner has folders t
 DATA_SAMPLING = lint_rule("json-data-efficiency", "data sampling that is on has what it needs", Severity.error)
 EXPERT_BALANCE = lint_rule("json-expert-parallel", "expert parallelism asks for what this DeepSpeed has", Severity.error)
 
+_MONITORS = {
+    "wandb": "tracking.wandb",
+    "comet": None,
+    "tensorboard": "tracking.tensorboard=true",
+    "csv_monitor": "tracking.csv=true",
+}
 _CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
 _DYNAMIC = "data_efficiency.data_sampling.dynamic_batching"
 
 
 @check
 def monitor_findings(effective: Effective, context: LintContext) -> Iterator[Finding]:
-    """DeepSpeed's monitors know neither a run id nor the configuration, so a restart is a new run."""
+    """DeepSpeed's monitors know neither a run id nor the configuration, and count samples where trackers count steps."""
     del context
-    for name in ("wandb", "comet", "tensorboard", "csv_monitor"):
+    for name, option in _MONITORS.items():
         if effective.value(f"{name}.enabled"):
-            message = "DeepSpeed starts this run itself, without an id or the configuration: each restart is a new one"
-            severity = Severity.warning if name in ("wandb", "comet") else Severity.info
-            yield MONITOR(f"{name}.enabled", message, "switch it off and track in the training script", severity)
+            message = "DeepSpeed would record the run itself, without an id or the configuration: each restart is a new record"
+            instead = "" if option is None else f" ({option} of launch)"
+            yield MONITOR(f"{name}.enabled", message, f"switch it off and track in the training script{instead}")
 
 
 @check

@@ -23,6 +23,8 @@ from orchestrator.launch.transport import is_this_machine, python_path
 from orchestrator.planning.cluster_spec import ClusterSpec
 
 HOSTFILE = "hostfile"
+OUR_TRAINING = "orchestrator.worker.start"
+OWN_SCRIPT = "orchestrator.worker.script"
 _DEFAULT_HOSTFILE = Path("/job/hostfile")
 
 
@@ -71,7 +73,7 @@ def launch_spec(
         backend=backend,
         hosts=tuple(host.name for host in cluster.hosts),
         launcher=(deepspeed_script(), *options),
-        worker=("--no_local_rank", "--module", "orchestrator.worker.start", str(attempt_path)),
+        worker=("--no_local_rank", "--module", OWN_SCRIPT if config.training.script else OUR_TRAINING, str(attempt_path)),
         master_port=launcher.master_port or (free_port() if is_local else None),
         environment=environment,
         working_directory=str(working_directory if is_local else attempt_path),

@@ -3,6 +3,9 @@
 Hugging Face's ``sdpa`` is torch's ``scaled_dot_product_attention``, which picks a fused kernel when it can and else the
 ``math`` one, which keeps a score for every pair of tokens as ``eager`` does. On CPU dropout forces it; on CUDA grouped-query
 attention in fp32 does, because the only fused fp32 kernel needs as many key heads as query heads.
+
+With an explicit mask (a sliding window, or documents that must not see each other) Hugging Face copies each key head to its
+query heads before sdpa. Of truth values torch makes numbers in every layer and keeps them; numbers it keeps as they are.
 """
 
 from __future__ import annotations
@@ -57,12 +60,17 @@ def attention_kernel(
         return kernels.attention
     if spec.attention_implementation is AttentionImplementation.eager:
         return AttentionKernel.eager
-    grouped = spec.num_key_value_heads < spec.num_attention_heads
+    grouped = spec.num_key_value_heads < spec.num_attention_heads and not kernels.masks_documents
     if spec.attention_implementation is AttentionImplementation.sdpa and (
         spec.dropout > 0 if accelerator is Accelerator.cpu else grouped and dtype_bytes == FP32_BYTES
     ):
         return AttentionKernel.math
     return AttentionKernel.fused
+
+
+def gets_document_masks(spec: ModelSpec, kernels: Kernels) -> bool:
+    """Whether attention is given masks that keep documents apart; flash attention is told where they begin."""
+    return kernels.masks_documents and spec.attention_implementation is not AttentionImplementation.flash_attention_2
 
 
 def mask_element_bytes(dtype_bytes: int, accelerator: Accelerator) -> int:
@@ -87,11 +95,11 @@ def saved_attention_bytes(
     kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
     output, mask = widths.query * dtype_bytes, 0
     if kernel is AttentionKernel.fused:
-        masked = _is_masked(spec, sequence_length)
-        # With an explicit mask Hugging Face copies each key head to its query heads, and torch turns the mask into numbers.
+        masked = _is_masked(spec, kernels, sequence_length)
         key_value = masked * widths.query + (1 - masked) * widths.key_value
         per_token = (widths.query + 2 * key_value) * dtype_bytes + output + heads * STATISTIC_BYTES
-        mask = masked * sequence_length * sequence_length * dtype_bytes
+        if not kernels.masks_documents:
+            mask = masked * sequence_length * sequence_length * dtype_bytes
     else:
         inputs = 3 * widths.query * (FP32_BYTES if kernel is AttentionKernel.math else dtype_bytes)
         scores = _score_bytes(
@@ -107,7 +115,7 @@ def saved_attention_bytes(
         fused_matrix = 2 * widths.query + 2 * widths.key_value
     else:
         fused_matrix = _fused_matrix_elements(
-            spec, kernel, widths, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes
+            spec, kernels, kernel, widths, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes
         )
     if kernels.batch_first_attention:
         fused_matrix = fused_matrix + (widths.query + widths.key_value) * (micro_batch > 1)
@@ -144,10 +152,11 @@ def recomputed_attention_bytes(
     """
     widths = spec.layer_widths(tensor_parallel_size)
     kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
+    grouped = spec.num_key_value_heads < spec.num_attention_heads
     if kernel is AttentionKernel.fused:
         heads = ceil_divide(spec.num_attention_heads, tensor_parallel_size)
-        return micro_batch * sequence_length * (widths.query * dtype_bytes + heads * STATISTIC_BYTES)
-    grouped = spec.num_key_value_heads < spec.num_attention_heads
+        copied = 2 * widths.query if grouped and gets_document_masks(spec, kernels) else 0
+        return micro_batch * sequence_length * ((widths.query + copied) * dtype_bytes + heads * STATISTIC_BYTES)
     batched = (micro_batch > 1) * 1
     if kernel is AttentionKernel.math:
         value = 1 if grouped or dtype_bytes < FP32_BYTES else batched
@@ -211,6 +220,7 @@ def _score_bytes(
 
 def _fused_matrix_elements(
     spec: ModelSpec,
+    kernels: Kernels,
     kernel: AttentionKernel,
     widths: LayerWidths,
     *,
@@ -232,7 +242,7 @@ def _fused_matrix_elements(
     rotary = not spec.facts.learned_positions
     match kernel:
         case AttentionKernel.fused:
-            repeated = _is_masked(spec, sequence_length) if grouped else 0
+            repeated = _is_masked(spec, kernels, sequence_length) if grouped else 0
             return ((1 - repeated) * old_selves + widths.query) * rotary
         case AttentionKernel.eager:
             return old_selves * (micro_batch == 1) if rotary and not grouped else 0
@@ -240,8 +250,10 @@ def _fused_matrix_elements(
             return old_selves * (micro_batch == 1) if dtype_bytes == FP32_BYTES and not grouped else 0
 
 
-def _is_masked(spec: ModelSpec, sequence_length: Size) -> Size:
-    """1 where a fused kernel gets an explicit mask: Hugging Face's sdpa with a window that the sequence reaches."""
+def _is_masked(spec: ModelSpec, kernels: Kernels, sequence_length: Size) -> Size:
+    """1 where a fused kernel gets an explicit mask: of documents, or of a window that the sequence reaches."""
+    if gets_document_masks(spec, kernels):
+        return 1
     window = sliding_window(spec)
     if window is None or spec.attention_implementation is not AttentionImplementation.sdpa:
         return 0

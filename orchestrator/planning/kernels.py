@@ -82,6 +82,9 @@ class Kernels:
     batch_first_attention: bool = False
     """Attention keeps rotated query and key a second time, in (batch, sequence) order, where a batch has several rows."""
     cross_entropy: CrossEntropyKernel = CrossEntropyKernel.in_place
+    masks_documents: bool = False
+    """Attention starts anew at each document: eager and sdpa attention get a mask of their own for each micro-batch, numbers
+    (micro-batch, sequence, sequence) in the model's format. Flash attention is told where documents begin."""
 
 
 OURS = Kernels()

@@ -17,6 +17,7 @@ from orchestrator.planning.attention import (
     STATISTIC_BYTES,
     attention_boundary_bytes,
     attention_kernel,
+    gets_document_masks,
     mask_element_bytes,
     recomputed_attention_bytes,
     saved_attention_bytes,
@@ -204,13 +205,14 @@ def embedding_activation_bytes(
     dtype_bytes: int,
     tensor_parallel_size: Size = 1,
     sequence_parallel: bool = False,
-    recompute: RecomputePolicy,  # noqa: ARG001 - asked like the layers, though every policy keeps tables and masks
+    recompute: RecomputePolicy,
     accelerator: Accelerator = Accelerator.cuda,
     kernels: Kernels = OURS,
 ) -> Size:
     """Bytes kept once a micro-batch before the first layer: token ids, dropout mask, rotary tables and attention mask.
 
-    Tables and masks are the same for every micro-batch, and each process makes them once.
+    Tables and masks are the same for every micro-batch, and each process makes them once. Where attention starts anew at each
+    document they are the micro-batch's own, and there are positions; its mask is counted here if autograd keeps it.
     """
     tokens = micro_batch * sequence_length
     dropout: Size = 0
@@ -221,8 +223,46 @@ def embedding_activation_bytes(
         positions = sequence_length * TOKEN_ID_BYTES
     else:
         positions = 2 * sequence_length * _rotary_width(spec) * dtype_bytes
-    mask = sequence_length * sequence_length * _shared_mask_bytes(spec, kernels, sequence_length, dtype_bytes, accelerator)
-    return tokens * TOKEN_ID_BYTES + positions + dropout + mask
+    if not kernels.masks_documents:
+        mask = sequence_length * sequence_length * _shared_mask_bytes(spec, kernels, sequence_length, dtype_bytes, accelerator)
+        return tokens * TOKEN_ID_BYTES + positions + dropout + mask
+    own_positions = tokens * TOKEN_ID_BYTES
+    if not spec.facts.learned_positions:
+        positions = positions * (micro_batch + 1)
+    kept = keeps_document_masks(spec, dtype_bytes=dtype_bytes, recompute=recompute, accelerator=accelerator, kernels=kernels)
+    masks = document_mask_bytes(
+        spec, micro_batch=micro_batch, sequence_length=sequence_length, dtype_bytes=dtype_bytes, kernels=kernels
+    )
+    return tokens * TOKEN_ID_BYTES + own_positions + positions + dropout + masks * kept
+
+
+def document_mask_bytes(
+    spec: ModelSpec, *, micro_batch: Size, sequence_length: Size, dtype_bytes: int, kernels: Kernels
+) -> Size:
+    """Bytes of the masks that keep a micro-batch's documents apart, which all layers share: one for each window.
+
+    Numbers in the model's format for each pair of tokens; none for flash attention.
+    """
+    pairs = micro_batch * sequence_length * sequence_length
+    if not gets_document_masks(spec, kernels):
+        return 0 * pairs
+    window = sliding_window(spec)
+    reached = 0 if window is None else (sequence_length >= window.tokens) * (window.layers < spec.num_hidden_layers)
+    return pairs * dtype_bytes * (1 + reached)
+
+
+def keeps_document_masks(
+    spec: ModelSpec, *, dtype_bytes: int, recompute: RecomputePolicy, accelerator: Accelerator, kernels: Kernels
+) -> bool:
+    """Whether each micro-batch's masks stay until its backward pass. Those of the latest stay anyway.
+
+    A fused kernel keeps its mask; added to scores it is not needed again. What is recomputed needs it again: the attention
+    alone is given it, whole layers make it anew.
+    """
+    if recompute is RecomputePolicy.none:
+        kernel = attention_kernel(spec, dtype_bytes=dtype_bytes, accelerator=accelerator, kernels=kernels)
+        return kernel is AttentionKernel.fused
+    return recompute is RecomputePolicy.selective
 
 
 def final_norm_activation_bytes(

@@ -17,11 +17,12 @@ from orchestrator.units import format_count, format_seconds
 
 _NAMES = 4
 """Hosts of a group that are named."""
-_PHASES = {
+PHASES = {
     Phase.start: "the ranks start",
     Phase.data: "the data is prepared",
     Phase.build: "the engine is built",
     Phase.resume: "the checkpoint is loaded",
+    Phase.script: "the script runs",
     Phase.train: "training",
     Phase.evaluate: "evaluating",
     Phase.save: "saving a checkpoint",
@@ -50,7 +51,7 @@ def _state_line(state: RunState) -> Text:
     if state.progress is not None:
         line.append(f": step {state.step} of {state.max_steps}")
         if not state.state.is_over:
-            line.append(f", {_PHASES[state.progress.phase]}")
+            line.append(f", {PHASES[state.progress.phase]}")
     return line if state.reason is None else line.append(f"; {state.reason}")
 
 
@@ -71,15 +72,24 @@ def _details(state: RunState) -> list[tuple[str, str]]:
         details.append(("last step", _training(state.trained)))
     if state.evaluated is not None:
         entry = state.evaluated
-        details.append(("evaluation", f"step {entry['step']}  held-out loss {entry['held_out_loss']:.4f}"))
+        details.append(("evaluation", f"step {entry['step']}{_value('  held-out loss {:.4f}', entry.get('held_out_loss'))}"))
     return details
 
 
 def _training(entry: Mapping[str, Any]) -> str:
-    return (
-        f"step {entry['step']}  loss {entry['loss']:.4f}  lr {entry['lr']:.1e}  grad norm {entry['grad_norm']:.2f}  "
-        f"{format_count(entry['tokens_per_second'])} tokens/s"
+    """A script of the user's own reports what it likes of these."""
+    rate = entry.get("tokens_per_second")
+    shown = (
+        _value("loss {:.4f}", entry.get("loss")),
+        _value("lr {:.1e}", entry.get("lr")),
+        _value("grad norm {:.2f}", entry.get("grad_norm")),
+        "" if rate is None else f"{format_count(rate)} tokens/s",
     )
+    return "  ".join([f"step {entry['step']}", *filter(None, shown)])
+
+
+def _value(text: str, value: float | None) -> str:
+    return "" if value is None else text.format(value)
 
 
 def _hosts_table(hosts: Sequence[HostState]) -> RenderableType:

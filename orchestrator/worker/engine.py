@@ -16,8 +16,6 @@ import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from orchestrator.config.enums import PipelineSchedule, Precision, RecomputePolicy
 from orchestrator.config.schema import RunConfig
@@ -32,7 +30,7 @@ from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
 from orchestrator.worker.loss import TokenLoss
-from orchestrator.worker.lr_schedule import learning_rate
+from orchestrator.worker.lr_schedule import lr_scheduler_factory
 from orchestrator.worker.muon import matrices_of_layers, num_dimensions
 from orchestrator.worker.operators import operators_to_build, unlink_shared_buffer
 from orchestrator.worker.parallel_groups import ModelParallelUnit, ParallelGroups, group_timeout, parallel_groups
@@ -106,21 +104,6 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     others = [parameter for parameter in parameters if num_dimensions(parameter) < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def lr_scheduler_factory(config: RunConfig) -> Callable[[Optimizer], LambdaLR]:
-    """What makes the scheduler once DeepSpeed has made the optimizer from its configuration.
-
-    DeepSpeed moves the scheduler on after every step that changed the weights, so steps that fp16 skips do not use up
-    learning rate.
-    """
-    peak = config.optimizer.lr
-
-    def factor(step: int) -> float:
-        rate = learning_rate(step, peak=peak, schedule=config.lr_scheduler, max_steps=config.training.max_steps)
-        return rate / peak if peak > 0 else 1.0
-
-    return lambda optimizer: LambdaLR(optimizer, factor)
 
 
 def _seed_dropout(config: RunConfig, own: Coordinate) -> None:

@@ -49,9 +49,12 @@ def saved_activation_bytes(
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            output = run_layers(built, first, recompute, group=group)
+            positions = torch.zeros(micro_batch, sequence_length, dtype=torch.int64) if config.data.reset_at_documents else None
+            output = run_layers(built, first, recompute, group=group, positions=positions)
         # rotary tables and masks stay, whether a recomputed layer has saved them or not; the head saves its input
         stays = shapes.inputs.tensors if LayerKind.block in kinds.values() else []
+        if positions is not None:
+            stays.append(positions)
         if has_head:
             stays.append(enter_region(output, group))
         saved |= {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in stays}

@@ -13,8 +13,13 @@ from typing import Any
 from orchestrator.run_dir import write_json
 
 
-def write_failure(attempt_dir: Path, problem: BaseException, *, memory: Mapping[str, Any] | None = None) -> None:
-    """Write ``failure_rank_{RANK}.json`` of this process; ``memory`` is what it had when there was not enough."""
+def write_failure(
+    attempt_dir: Path, problem: BaseException, *, memory: Mapping[str, Any] | None = None, error: str | None = None
+) -> None:
+    """Write ``failure_rank_{RANK}.json`` of this process; ``memory`` is what it had when there was not enough.
+
+    ``error`` says what happened where ``problem`` itself does not.
+    """
     rank = int(os.environ.get("RANK", "0"))
     first_line = (str(problem).strip().splitlines() or [""])[0]
     write_json(
@@ -22,7 +27,7 @@ def write_failure(attempt_dir: Path, problem: BaseException, *, memory: Mapping[
         {
             "rank": rank,
             "host": socket.gethostname(),
-            "error": f"{type(problem).__name__}: {first_line}".removesuffix(": "),
+            "error": error or f"{type(problem).__name__}: {first_line}".removesuffix(": "),
             "traceback": "".join(traceback.format_exception(problem)),
             "time": time.time(),
             "memory": memory,

@@ -16,7 +16,7 @@ from torch import Tensor
 from orchestrator.models.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from orchestrator.models.tensor_parallel.group import TensorParallelGroup
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.worker.data.batches import IGNORED
+from orchestrator.worker.data.sequences import IGNORED
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from orchestrator.config.enums import LrSchedule
-from orchestrator.config.schema import LrSchedulerConfig
+from orchestrator.config.schema import LrSchedulerConfig, RunConfig
+from orchestrator.deepspeed_config.learning_rate import decay_steps
 
 
 def learning_rate(step: int, *, peak: float, schedule: LrSchedulerConfig, max_steps: int) -> float:
@@ -27,8 +32,22 @@ def learning_rate(step: int, *, peak: float, schedule: LrSchedulerConfig, max_st
     return schedule.min_lr + (peak - schedule.min_lr) * remaining
 
 
+def lr_scheduler_factory(config: RunConfig) -> Callable[[Optimizer], LambdaLR]:
+    """What makes the scheduler once DeepSpeed has made the optimizer from its configuration.
+
+    DeepSpeed moves the scheduler on after every step that changed the weights, so steps that fp16 skips do not use up
+    learning rate.
+    """
+    peak = config.optimizer.lr
+
+    def factor(step: int) -> float:
+        rate = learning_rate(step, peak=peak, schedule=config.lr_scheduler, max_steps=config.training.max_steps)
+        return rate / peak if peak > 0 else 1.0
+
+    return lambda optimizer: LambdaLR(optimizer, factor)
+
+
 def _first_decaying_step(schedule: LrSchedulerConfig, max_steps: int) -> int:
     if schedule.type is LrSchedule.cosine:
         return schedule.warmup_steps
-    decay_steps = max(1, max_steps // 10) if schedule.decay_steps is None else schedule.decay_steps
-    return max(schedule.warmup_steps, max_steps - decay_steps)
+    return max(schedule.warmup_steps, max_steps - decay_steps(schedule, max_steps))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 
-from orchestrator.units import KIB
+from orchestrator.worker.memory_record import peak_resident_bytes, rank_record, report_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +38,18 @@ def memory_peak() -> MemoryPeak:
 
 def memory_report(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Measured against predicted memory, for ``result.json``; every rank calls it and gets the same."""
-    peak = memory_peak()
-    rank = torch.distributed.get_rank()
-    own = {"rank": rank, "predicted_bytes": _predicted_bytes(plan, rank), "measured_bytes": peak.peak_bytes}
-    own["allocated_bytes"] = peak.allocated_bytes
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, own)
-    worst = max(ranks, key=lambda entry: entry["measured_bytes"])
-    return {"predicted_bytes": worst["predicted_bytes"], "measured_bytes": worst["measured_bytes"], "ranks": ranks}
+    torch.distributed.all_gather_object(ranks, own_record(plan, torch.distributed.get_rank()))
+    return report_of(ranks)
 
 
-def _predicted_bytes(plan: Mapping[str, Any], rank: int) -> int | None:
-    """What the plan says of this rank, counted as ``memory_peak`` counts: without the device's context on a GPU."""
-    key = "device_bytes" if get_accelerator().device_name() == "cpu" else "reserved_bytes"
-    for entry in plan["memory"]["device"] if plan["memory"] else ():
-        if rank in entry["ranks"]:
-            return int(entry[key])
-    return None
-
-
-def peak_resident_bytes() -> int:
-    """The largest resident set of this process so far."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # getrusage would report the parent's peak of before exec: the launcher's, not ours.
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * KIB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * KIB
+def own_record(plan: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """What this process, which is ``rank``, took of what the plan gave it."""
+    peak = memory_peak()
+    return rank_record(
+        plan,
+        rank,
+        allocated_bytes=peak.allocated_bytes,
+        measured_bytes=peak.peak_bytes,
+        on_cpu=get_accelerator().device_name() == "cpu",
+    )

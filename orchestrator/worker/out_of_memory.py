@@ -12,7 +12,8 @@ from deepspeed.accelerator import get_accelerator
 
 from orchestrator.units import GIB, KIB, MIB
 from orchestrator.worker.exact_count import EngineBytes
-from orchestrator.worker.memory import memory_peak, peak_resident_bytes
+from orchestrator.worker.memory import memory_peak
+from orchestrator.worker.memory_record import peak_resident_bytes
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
 _ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")

@@ -25,8 +25,8 @@ from orchestrator.worker.lease import watch_lease
 def main(arguments: Sequence[str] | None = None, *, load: Callable[[Path], Callable[..., None]] | None = None) -> NoReturn:
     """Run this process's part of the attempt named on the command line: its training, or what ``load`` gives.
 
-    Exits with 0 when it is done, 1 when it failed, 2 when no attempt is named, and ``lease.OVER_EXIT_CODE`` when its lease
-    is over.
+    Exits with 0 when it is done, 1 when it failed, 2 when no attempt is named, ``lease.OVER_EXIT_CODE`` when its lease
+    is over, and as a script of the user's own says when it leaves with a code.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if len(words) != 1:
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None, *, load: Callable[[Path], Calla
     except ConfigurationError as refusal:
         _say([f"{found.severity}: {found.field}: {found.message}; {found.fix}" for found in refusal.findings])
         code = 1
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
         _say(traceback.format_exc().splitlines())
         code = 1

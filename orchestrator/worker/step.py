@@ -24,7 +24,7 @@ def training_step(engine: Any, batches: Sequence[Batch], layout: ParallelLayout)
     Raises:
         FloatingPointError: the training has diverged.
     """
-    inputs = [torch.from_numpy(batch.input_ids).to(engine.device) for batch in batches]
+    inputs = [model_inputs(batch, engine.device) for batch in batches]
     labels = [torch.from_numpy(batch.labels).to(engine.device) for batch in batches]
     token_count = global_token_count(labels, engine.data_parallel_group)
     engine.module.loss_fn.scale = micro_batch_scale(token_count, layout)
@@ -46,11 +46,22 @@ def training_step(engine: Any, batches: Sequence[Batch], layout: ParallelLayout)
     return outcome
 
 
-def _passes(engine: Any, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+def model_inputs(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
+    """What a model takes of a micro-batch: its token ids, and their positions if attention starts anew at each document."""
+    arrays = (batch.input_ids,) if batch.positions is None else (batch.input_ids, batch.positions)
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
+
+
+def pipeline_inputs(inputs: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """``model_inputs`` as a pipeline's first stage takes them: one tensor by itself."""
+    return inputs if len(inputs) > 1 else inputs[0]
+
+
+def _passes(engine: Any, inputs: Sequence[tuple[Tensor, ...]], labels: Sequence[Tensor]) -> Tensor:
     """All micro-batches and the update; the mean loss over them and over the data-parallel ranks."""
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
-    for input_ids, micro_labels in zip(inputs, labels, strict=True):
-        loss = engine.module.loss_fn(engine(input_ids), micro_labels)
+    for micro_inputs, micro_labels in zip(inputs, labels, strict=True):
+        loss = engine.module.loss_fn(engine(*micro_inputs), micro_labels)
         engine.backward(loss)
         engine.step()
         total += loss.detach()
@@ -58,9 +69,9 @@ def _passes(engine: Any, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> 
     return total / (len(inputs) * torch.distributed.get_world_size(engine.data_parallel_group))
 
 
-def _pipeline_passes(engine: Any, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+def _pipeline_passes(engine: Any, inputs: Sequence[tuple[Tensor, ...]], labels: Sequence[Tensor]) -> Tensor:
     """The same through the pipeline's schedule, which ends in the update and tells every stage the loss."""
-    loss: Tensor = engine.train_batch(iter(zip(inputs, labels, strict=True)))
+    loss: Tensor = engine.train_batch(iter(zip(map(pipeline_inputs, inputs), labels, strict=True)))
     return loss
 
 

@@ -16,14 +16,15 @@ import torch.distributed
 
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.presence import Phase
-from orchestrator.run_dir import METRICS, RESULT, write_json
-from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.tracker import CompositeTracker, RunDescription, Tracker
-from orchestrator.tracking.wandb import WandbTracker
+from orchestrator.run_dir import RESULT, write_json
+from orchestrator.tracking.description import describe
+from orchestrator.tracking.measured import result_summary
+from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.checkpoint import Position, load_checkpoint
-from orchestrator.worker.data.prepare import PreparedData, batch_reader, data_identity, prepare_data
+from orchestrator.worker.data.reader import batch_reader, data_identity
+from orchestrator.worker.data.run_data import RunData, find_data
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
@@ -31,8 +32,10 @@ from orchestrator.worker.metrics import throughput_of
 from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
-from orchestrator.worker.result import attempt_result, summary
+from orchestrator.worker.result import attempt_result
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
+from orchestrator.worker.tracking import tracking_of
 
 
 def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
@@ -49,12 +52,12 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         started = time.monotonic()
         progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
-        wandb = WandbTracker(attempt.config.tracking, run_id=attempt.wandb_id, say=say)
-        tracker = CompositeTracker([JsonlTracker(attempt.path / METRICS), wandb]) if attempt.is_first else None
+        tracking = tracking_of(attempt)
+        tracker = tracking.tracker
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
         progress.enter(Phase.data)
-        data = prepare_data(attempt.config, model_vocab_size=spec.vocab_size, advanced=progress.data)
+        data = find_data(attempt.config, model_vocab_size=spec.vocab_size, advanced=progress.data)
         progress.enter(Phase.build)
         start_distributed(attempt)
         with nvme_directory(attempt):
@@ -66,9 +69,10 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         seconds = time.monotonic() - started
         # Only now: closing a record may mean an upload, and no other rank has to wait for it.
         if tracker is not None:
-            tracker.summary(summary(result))
+            tracker.summary(result_summary(result))
             tracker.finish(failed=False)
-            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": wandb.record})
+        if attempt.is_first:
+            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": tracking.wandb})
     except BaseException as problem:
         write_failure(attempt_dir, problem, memory=witness.at_failure(problem))
         if tracker is not None:
@@ -79,7 +83,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
 def _train(
     attempt: WorkerAttempt,
     spec: ModelSpec,
-    data: PreparedData,
+    data: RunData,
     tracker: Tracker | None,
     progress: ProgressSigns,
     witness: MemoryWitness,
@@ -87,17 +91,17 @@ def _train(
 ) -> dict[str, Any]:
     """Build, train and take down the engine; returns what ``result.json`` says of the training."""
     _require_equal_data(data)
-    reader = batch_reader(attempt.config, data.token_file, layout=attempt.layout, rank=attempt.rank)
+    reader = batch_reader(attempt.config, data, layout=attempt.layout, rank=attempt.rank)
     witness.engine = engine = build_engine(attempt, spec, advanced=partial(progress.enter, Phase.build))
     _say_model(attempt, spec)
-    identity = data_identity(attempt.config, data.token_file)
+    identity = data_identity(attempt.config, data)
     position = Position()
     if attempt.resume_tag is not None:
         progress.enter(Phase.resume)
         position = load_checkpoint(engine, attempt, spec, identity)
         say(f"resumed from {attempt.resume_tag}: step {position.step}, {position.consumed_samples} sequences read")
     if tracker is not None:
-        tracker.start(_description(attempt))
+        tracker.start(describe(attempt.path))
     training = Training(
         attempt=attempt,
         spec=spec,
@@ -108,6 +112,7 @@ def _train(
         tracker=tracker,
         progress=progress,
         stop=StopAgreement(stop, engine.device) if attempt.config.checkpoint.save_on_stop else None,
+        profiles=StepProfiles(attempt.config.training.profile, attempt.path, rank=attempt.rank),
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()
@@ -116,21 +121,11 @@ def _train(
     return result
 
 
-def _description(attempt: WorkerAttempt) -> RunDescription:
-    return RunDescription(
-        run_name=attempt.run_name,
-        attempt_dir=attempt.path,
-        config=attempt.config_values,
-        plan=attempt.plan,
-        ds_config=attempt.ds_config,
-    )
-
-
-def _require_equal_data(data: PreparedData) -> None:
+def _require_equal_data(data: RunData) -> None:
     """Ranks on hosts with different text would train on different batches without noticing."""
-    checksums: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(checksums, data.token_file.index.sha256)
-    different = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+    identities: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(identities, data.identities)
+    different = [rank for rank, identity in enumerate(identities) if identity != identities[0]]
     if different:
         raise RuntimeError(f"the tokens of ranks {different} differ from rank 0's: give every host the same text and tokenizer")
 

@@ -38,13 +38,17 @@ class ProgressWatch:
 
     @property
     def silent_seconds(self) -> float:
-        """How long nothing has moved; at first, since the start."""
+        """How long nothing has moved; at first, since the start. A script that has reported no step yet is not silent."""
+        if self.seen is not None and self.seen.phase is Phase.script and self.seen.step == 0:
+            return 0.0
         return self.clock() - self._moved
 
     @property
     def all_have_started(self) -> bool:
         """Whether every rank has come to where they wait for each other."""
-        return self.seen is not None and self.seen.phase not in _BEFORE_ALL
+        seen = self.seen
+        is_in_script = seen is not None and seen.phase is Phase.script
+        return seen is not None and (seen.step > 0 if is_in_script else seen.phase not in _BEFORE_ALL)
 
     @property
     def has_begun_training(self) -> bool:

@@ -110,4 +110,4 @@ def _devices(facts: HostFacts) -> str | None:
 
 
 def _said(trait: Trait, value: Hashable) -> str:
-    return f"content {value}" if trait.name.startswith(("data.", "model.")) else f"{trait.name} {value}"
+    return f"content {value}" if trait.name.startswith(("data.", "model.", "training.")) else f"{trait.name} {value}"

@@ -8,6 +8,7 @@ from typing import Any
 
 PACKAGES = ("torch", "deepspeed", "transformers", "safetensors", "tokenizers", "wandb")
 FLASH_ATTENTION = "flash-attn"
+TENSORBOARD = "tensorboard"
 TOOLS = ("g++", "ninja", "libaio", "pdsh", "ssh", "numactl")
 """Programs, and the library that NVMe offload is compiled against."""
 OPERATORS = ("deepspeed_shm_comm", "cpu_adam", "cpu_lion", "cpu_adagrad", "fused_adam", "fused_lion", "async_io")

@@ -16,7 +16,15 @@ from orchestrator.deepspeed_config.operators import needed_operators
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.preflight import probe
 from orchestrator.launch.preflight.comparison import odd_ones
-from orchestrator.launch.preflight.facts import FLASH_ATTENTION, OPERATORS, PACKAGES, TOOLS, HostFacts, facts_from_probe
+from orchestrator.launch.preflight.facts import (
+    FLASH_ATTENTION,
+    OPERATORS,
+    PACKAGES,
+    TENSORBOARD,
+    TOOLS,
+    HostFacts,
+    facts_from_probe,
+)
 from orchestrator.launch.preflight.fan_out import Answer, ask_all, run, script
 from orchestrator.launch.preflight.joined import JoinedFinding, joined
 from orchestrator.launch.preflight.judgement import NVME_PATH, machine_findings, port_findings, run_findings
@@ -125,12 +133,14 @@ def _machine_check(host: Host, answer: Answer, config: RunConfig, *, world_size:
 def _request(config: RunConfig, *, token: Mapping[str, str] | None) -> dict[str, Any]:
     """What the probe is to look at. Paths are the same on all hosts."""
     uses_nvme = OffloadDevice.nvme in (config.offload.optimizer_device, config.offload.param_device)
+    own_script = config.training.script is not None
     folders = {
         "run_dir": config.run_dir,
         NVME_PATH: config.offload.nvme_path if uses_nvme else None,
-        "data.cache_dir": None if config.data.source is DataSource.synthetic else config.data.cache_dir,
+        "data.cache_dir": None if own_script or config.data.source is DataSource.synthetic else config.data.cache_dir,
     }
     files = {
+        "training.script": config.training.script,
         "data.path": config.data.path,
         "data.tokenizer_path": config.data.tokenizer_path,
         "model.pretrained": config.model.pretrained,
@@ -138,7 +148,7 @@ def _request(config: RunConfig, *, token: Mapping[str, str] | None) -> dict[str,
     return {
         "seconds": config.preflight.timeout,
         "search": python_path().split(os.pathsep) if python_path() else [],
-        "packages": [*PACKAGES, FLASH_ATTENTION],
+        "packages": [*PACKAGES, FLASH_ATTENTION, TENSORBOARD],
         "folders": {option: path for option, path in folders.items() if path},
         "files": {option: path for option, path in files.items() if path},
         "token": token,

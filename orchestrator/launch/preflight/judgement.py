@@ -14,7 +14,7 @@ from orchestrator.config.enums import Accelerator, AttentionImplementation, Laun
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.operators import needed_operators
 from orchestrator.findings import Finding, error, info, warning
-from orchestrator.launch.preflight.facts import FLASH_ATTENTION, PACKAGES, Device, Folder, HostFacts
+from orchestrator.launch.preflight.facts import FLASH_ATTENTION, PACKAGES, TENSORBOARD, Device, Folder, HostFacts
 from orchestrator.launch.transport import is_this_machine
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.units import GIB, format_bytes
@@ -126,6 +126,9 @@ def _features(facts: HostFacts, config: RunConfig) -> Iterator[Finding]:
         message = f"{kernel} needs the package flash-attn, which is missing"
         fix = "pip install flash-attn, or model.attention_implementation=sdpa"
         yield error("package", "model.attention_implementation", message, fix)
+    if config.tracking.tensorboard and packages.get(TENSORBOARD, "unknown") is None:
+        fix = "pip install 'orchestrator[tensorboard]', or tracking.tensorboard=false"
+        yield error("package", "tracking.tensorboard", "event files need the package tensorboard, which is missing", fix)
 
 
 def _devices(facts: HostFacts, config: RunConfig, host: Host) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from orchestrator.config.enums import Accelerator, RecomputePolicy
-from orchestrator.planning.attention import attention_kernel, recomputed_attention_bytes
+from orchestrator.planning.attention import attention_kernel, gets_document_masks, recomputed_attention_bytes
 from orchestrator.planning.cost.speeds import Speeds
 from orchestrator.planning.kernels import FP32_BYTES, AttentionKernel
 from orchestrator.planning.layers import layer_activation_bytes
@@ -127,7 +127,8 @@ def _attention_seconds(spec: ModelSpec, passed: Pass, speeds: Speeds) -> tuple[S
     """Products of queries with keys and of scores with values, forward and backward.
 
     Fused attention computes the causal half and moves no scores; without it they are written by one product and read by the
-    other. Heads whose size is no multiple of ``MATRIX_UNIT_ELEMENTS`` do not run on the matrix units.
+    other. With a mask that keeps documents apart a fused kernel computes every pair, and each head reads the mask. Heads whose
+    size is no multiple of ``MATRIX_UNIT_ELEMENTS`` do not run on the matrix units.
     """
     heads = passed.micro_batch * ceil_divide(spec.num_attention_heads, passed.tensor_parallel_size)
     length, size = passed.sequence_length, spec.head_dim
@@ -138,7 +139,9 @@ def _attention_seconds(spec: ModelSpec, passed: Pass, speeds: Speeds) -> tuple[S
     vectors = 4 * heads * length * size
     if kernel is AttentionKernel.fused:
         share = FLASH_EFFICIENCY if on_units else 1.0
-        forward = operations / 2 / (rate * share) + vectors * passed.dtype_bytes / speeds.memory_bandwidth
+        masked = gets_document_masks(spec, passed.kernels)
+        pairs, read = (operations, vectors + heads * length * length) if masked else (operations / 2, vectors)
+        forward = pairs / (rate * share) + read * passed.dtype_bytes / speeds.memory_bandwidth
         return forward, FLASH_BACKWARD * forward
     moved = (vectors + 2 * heads * length * length) * passed.dtype_bytes
     forward = operations / rate + moved / speeds.memory_bandwidth

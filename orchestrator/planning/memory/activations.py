@@ -10,8 +10,10 @@ from orchestrator.config.enums import Accelerator, PipelineSchedule, RecomputePo
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.kernels import OURS, Kernels
 from orchestrator.planning.layers import (
+    document_mask_bytes,
     embedding_activation_bytes,
     final_norm_activation_bytes,
+    keeps_document_masks,
     kept_input_bytes,
     layer_activation_bytes,
     layer_working_bytes,
@@ -106,7 +108,8 @@ class PassBytes:
             total = total + self._embedding
         if stage.has_final_norm:
             total = total + self._final_norm
-        return total * in_flight
+        total = total * in_flight
+        return total + self._latest_masks if stage.num_layers > 0 else total
 
     def host_activations(self, stage: Stage, *, in_flight: Size) -> Size:
         """Inputs of the recomputed layers of ``stage`` that are kept in host memory, for all micro-batches in flight.
@@ -145,6 +148,7 @@ class PassBytes:
 
         The output of each micro-batch in flight, for at least two (``schedule.py:TrainSchedule.num_pipe_buffers``), one
         receive buffer and one gradient buffer, each micro-batch x sequence x hidden, a shard of it with sequence parallelism.
+        Positions within documents are received and kept beside them; the embedding counts their bytes.
         """
         if pipeline_parallel_size == 1:
             return 0 * self.passed.micro_batch
@@ -180,6 +184,26 @@ class PassBytes:
     @cached_property
     def _final_norm(self) -> Size:
         return final_norm_activation_bytes(self.spec, **self.passed.sizes_and_kernels)
+
+    @cached_property
+    def _latest_masks(self) -> Size:
+        """Masks of the latest micro-batch's documents, where autograd does not keep those of all in flight."""
+        passed = self.passed
+        keeps = keeps_document_masks(
+            self.spec,
+            dtype_bytes=passed.dtype_bytes,
+            recompute=passed.recompute,
+            accelerator=passed.accelerator,
+            kernels=passed.kernels,
+        )
+        masks = document_mask_bytes(
+            self.spec,
+            micro_batch=passed.micro_batch,
+            sequence_length=passed.sequence_length,
+            dtype_bytes=passed.dtype_bytes,
+            kernels=passed.kernels,
+        )
+        return masks * (not keeps)
 
     @cached_property
     def _logits(self) -> Size:

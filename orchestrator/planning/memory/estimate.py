@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
+from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches
 from orchestrator.planning.memory.device import (
@@ -221,6 +222,7 @@ class Estimator:
             partition_activations=checkpointing.partition_activations,
             cpu_checkpointing=checkpointing.cpu_checkpointing,
             accelerator=self.settings.accelerator,
+            kernels=Kernels(masks_documents=self.config.data.reset_at_documents),
         )
 
     @property

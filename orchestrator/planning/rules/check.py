@@ -7,7 +7,9 @@ from orchestrator.planning.rules import (
     cluster,
     communication,
     data,
+    documents,
     environment,
+    evaluation,
     freeze,
     learning_rate,
     offload,
@@ -16,8 +18,10 @@ from orchestrator.planning.rules import (
     partition,
     pipeline,
     precision,
+    profile,
     ranges,
     recompute,
+    script,
     unused,
     zero,
 )
@@ -35,10 +39,14 @@ SUBJECTS = (
     precision,
     communication,
     data,
+    documents,
+    evaluation,
     freeze,
     learning_rate,
     optimizer,
+    profile,
     environment,
+    script,
     unused,
 )
 """The files that hold rules, in the order of their findings; importing them registers what they hold."""
@@ -52,7 +60,10 @@ ALL_RULES: tuple[Rule, ...] = tuple(
 def check_rules(context: RuleContext) -> list[Finding]:
     """The findings of all rules whose facts are established, in the order of the subjects."""
     findings: list[Finding] = []
+    own_script = context.config.training.script is not None
     for rule in ALL_RULES:
+        if own_script and script.is_about_our_training(rule):
+            continue
         if all(context.has(fact) for fact in rule.needs):
             found = list(rule.check(context))
             assert all(finding.rule == rule.name and finding.severity.is_at_most(rule.severity) for finding in found), rule

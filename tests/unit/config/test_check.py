@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from orchestrator.config.check import check_values
 from orchestrator.config.enums import Precision
-from orchestrator.config.load import check_sweep, combine_overrides, load_config, quoted
+from orchestrator.config.load import combine_overrides, load_config, quoted
+from orchestrator.config.multirun import load_multirun
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 
@@ -125,7 +126,7 @@ def test_a_quoted_value_arrives_as_it_is(value: str) -> None:
         "launcher.environment={MY_PASSWORD: hush}",
     ],
 )
-@pytest.mark.parametrize("check", [load_config, check_sweep])
+@pytest.mark.parametrize("check", [load_config, load_multirun])
 def test_a_secret_is_refused_and_not_repeated(override: str, check: Callable[[list[str]], object]) -> None:
     with pytest.raises(ConfigurationError) as refused:
         check([override])

@@ -273,6 +273,8 @@ CASES = [
         {"pipeline_parallel_size": 2},
     ),
     Case("json-monitor", "warning", "wandb.enabled", {"wandb": {"enabled": True}}),
+    Case("json-monitor", "warning", "tensorboard.enabled", {"tensorboard": {"enabled": True}}),
+    Case("json-monitor", "warning", "csv_monitor.enabled", {"csv_monitor": {"enabled": True}}),
     Case("json-aio", "info", "aio", {"aio": {"queue_depth": 16}}),
     Case("json-aio-gds", "error", "aio.use_gds", {"aio": {"use_gds": True}}, {"accelerator": Accelerator.cpu}),
     Case("json-pipeline", "info", "pipeline", {"pipeline": {"pipe_partitioned": True}}),

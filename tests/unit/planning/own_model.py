@@ -27,18 +27,34 @@ def own_model(spec: ModelSpec, dtype_bytes: int, policy: RecomputePolicy, interv
     return model.train()
 
 
+def documents(shape: tuple[int, int]) -> torch.Tensor:
+    """Positions of rows that hold documents of ten tokens."""
+    return (torch.arange(shape[1]) % 10).repeat(shape[0], 1)
+
+
 def bytes_after_forward(
-    spec: ModelSpec, dtype_bytes: int, shape: tuple[int, int], policy: RecomputePolicy = RecomputePolicy.none
+    spec: ModelSpec,
+    dtype_bytes: int,
+    shape: tuple[int, int],
+    policy: RecomputePolicy = RecomputePolicy.none,
+    positions: torch.Tensor | None = None,
 ) -> int:
     """What is alive after the forward pass, the logits left out."""
     model = own_model(spec, dtype_bytes, policy)
     tokens = torch.randint(0, spec.vocab_size, shape)
     with LiveMemory(model.parameters()) as memory:
-        logits = model(tokens)
-        return memory.live_bytes + tokens.nbytes - logits.nbytes
+        logits = model(tokens, positions)
+        return memory.live_bytes + _input_bytes(tokens, positions) - logits.nbytes
 
 
-def peak_bytes(spec: ModelSpec, dtype_bytes: int, shape: tuple[int, int], policy: RecomputePolicy, interval: int = 1) -> int:
+def peak_bytes(
+    spec: ModelSpec,
+    dtype_bytes: int,
+    shape: tuple[int, int],
+    policy: RecomputePolicy,
+    interval: int = 1,
+    positions: torch.Tensor | None = None,
+) -> int:
     """The most that is alive in a forward and a backward pass, beside the parameters and their gradients."""
     model = own_model(spec, dtype_bytes, policy, interval)
     tokens = torch.randint(0, spec.vocab_size, shape)
@@ -46,7 +62,11 @@ def peak_bytes(spec: ModelSpec, dtype_bytes: int, shape: tuple[int, int], policy
     softcap = spec.hf_config.get("final_logit_softcapping")
     with LiveMemory(known) as memory:
         loss = vocab_parallel_cross_entropy(
-            model(tokens).flatten(0, 1), tokens.flatten(), group=ALONE, vocab_size=spec.vocab_size, softcap=softcap
+            model(tokens, positions).flatten(0, 1), tokens.flatten(), group=ALONE, vocab_size=spec.vocab_size, softcap=softcap
         )
         loss.backward()
-    return memory.peak_bytes + tokens.nbytes
+    return memory.peak_bytes + _input_bytes(tokens, positions)
+
+
+def _input_bytes(tokens: torch.Tensor, positions: torch.Tensor | None) -> int:
+    return tokens.nbytes + (0 if positions is None else positions.nbytes)

@@ -7,13 +7,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigurationError
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.worker.data.batches import IGNORED, Batch, BatchReader, sample_order
+from orchestrator.tokens.blend import Blend
+from orchestrator.tokens.order import sample_order, size_findings
+from orchestrator.tokens.windows import StreamWindows
+from orchestrator.worker.data.batches import Batch, BatchReader
+from orchestrator.worker.data.sequences import IGNORED, SequenceSource
+from tests.unit.tokens.in_memory import numbered
 
 LENGTH = 8
 BATCH = 12
-TOKENS = np.arange(1001, dtype=np.uint16)  # 125 sequences, and each token says where it stands
+TOKENS = numbered([1001])  # 125 sequences, and each token says where it stands
+ALONE = Blend(parts=(1,))
 
 
 def layout_of(*, dp: int, micro: int, tp: int = 1) -> ParallelLayout:
@@ -27,14 +32,23 @@ def layout_of(*, dp: int, micro: int, tp: int = 1) -> ParallelLayout:
     )
 
 
-def readers(layout: ParallelLayout, *, ignore_fraction: float = 0.0, seed: int = 3) -> list[BatchReader]:
-    order = sample_order(num_tokens=len(TOKENS), sequence_length=LENGTH, held_out_fraction=0.1, seed=seed)
-    return [
-        BatchReader(
-            tokens=TOKENS, order=order, layout=layout, rank=rank, sequence_length=LENGTH, ignore_fraction=ignore_fraction
-        )
-        for rank in range(layout.world_size)
-    ]
+def source_of(*, held_out_fraction: float = 0.1, ignore_fraction: float = 0.0, seed: int = 3) -> SequenceSource:
+    windows = StreamWindows(num_tokens=TOKENS.num_tokens, sequence_length=LENGTH)
+    order = sample_order(windows.num_sequences, held_out_fraction=held_out_fraction, seed=seed)
+    return SequenceSource(
+        name="numbers",
+        tokens=TOKENS,
+        windows=windows,
+        order=order,
+        sequence_length=LENGTH,
+        vocab_size=9999,
+        ignore_fraction=ignore_fraction,
+    )
+
+
+def readers(layout: ParallelLayout, **options) -> list[BatchReader]:
+    source = source_of(**options)
+    return [BatchReader(sources=[source], blend=ALONE, layout=layout, rank=rank) for rank in range(layout.world_size)]
 
 
 def rows(batches: list[Batch]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -70,12 +84,12 @@ def test_labels_are_the_inputs_one_further():
 
 def test_an_epoch_reads_every_training_sequence_once_and_no_held_out_one():
     (reader,) = readers(layout_of(dp=1, micro=1))
-    num_training = reader.order.num_training
+    order = reader.sources[0].order
+    num_training = order.num_training
     epochs = [
-        [int(sequence) for sequence in reader.order.training(np.arange(num_training) + epoch * num_training)]
-        for epoch in (0, 1)
+        [int(sequence) for sequence in order.training(np.arange(num_training) + epoch * num_training)] for epoch in (0, 1)
     ]
-    held_out = {int(sequence) for sequence in reader.order.held_out(np.arange(reader.order.num_held_out))}
+    held_out = {int(sequence) for sequence in order.held_out(np.arange(order.num_held_out))}
     assert len(held_out) == 12
     for epoch in epochs:
         assert set(epoch) == set(range(125)) - held_out
@@ -106,13 +120,13 @@ def test_every_held_out_sequence_counts_once_and_every_rank_runs_as_often(dp, mi
 
 
 def test_no_held_out_part_means_no_evaluation():
-    order = sample_order(num_tokens=100, sequence_length=10, held_out_fraction=0.0, seed=0)
-    reader = BatchReader(tokens=TOKENS, order=order, layout=layout_of(dp=1, micro=1), rank=0, sequence_length=10)
+    (reader,) = readers(layout_of(dp=1, micro=1), held_out_fraction=0.0)
     assert list(reader.held_out(10)) == []
 
 
 @pytest.mark.parametrize(("num_tokens", "fraction"), [(0, 0.0), (10, 0.0), (11, 0.1), (1000, 1.0)])
 def test_too_little_text_is_refused(num_tokens, fraction):
-    with pytest.raises(ConfigurationError) as caught:
-        sample_order(num_tokens=num_tokens, sequence_length=10, held_out_fraction=fraction, seed=0)
-    assert "tokens make" in caught.value.findings[0].message
+    windows = StreamWindows(num_tokens=num_tokens, sequence_length=10)
+    order = sample_order(windows.num_sequences, held_out_fraction=fraction, seed=0)
+    (finding,) = size_findings(order, name="books", num_tokens=num_tokens, sequence_length=10)
+    assert finding.message.startswith(f"books: {num_tokens} tokens make")

@@ -13,6 +13,7 @@ from orchestrator.config.enums import Accelerator, AttentionImplementation, Fami
 from orchestrator.config.load import load_config
 from orchestrator.config.schema import ModelConfig, RunConfig
 from orchestrator.models.tensor_parallel.group import ALONE, TensorParallelGroup
+from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.memory.activations import Pass, PassBytes
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.planning.partition import layer_names, partition_at
@@ -70,6 +71,7 @@ def ratio(config: RunConfig, spec: ModelSpec, group: TensorParallelGroup, *, mic
         recompute=checkpointing.policy,
         recompute_interval=checkpointing.interval,
         accelerator=Accelerator.cpu,
+        kernels=Kernels(masks_documents=config.data.reset_at_documents),
     )
     end = len(layer_names(spec))
     (stage,) = partition_at(spec, [0, end]).stages
@@ -83,6 +85,17 @@ def ratio(config: RunConfig, spec: ModelSpec, group: TensorParallelGroup, *, mic
 def test_closed_form_is_what_autograd_saves(name: str, kernel: AttentionImplementation, policy: RecomputePolicy) -> None:
     config, spec = case_of(name, kernel, policy)
     assert config.precision.dtype is Precision.bf16
+    assert ratio(config, spec, ALONE, micro_batch=2) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("policy", [NONE, FULL, GROUPS, SELECTIVE])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("gpt2_xl", SDPA), ("llama_3_8b", SDPA), ("qwen2_7b", EAGER), ("gemma_2_9b", EAGER), ("phi_3_mini", SDPA)],
+)
+def test_closed_form_knows_the_masks_of_documents(name: str, kernel: AttentionImplementation, policy: RecomputePolicy) -> None:
+    config, spec = case_of(name, kernel, policy)
+    config.data.reset_at_documents = True
     assert ratio(config, spec, ALONE, micro_batch=2) == pytest.approx(1, abs=0.02)
 
 
