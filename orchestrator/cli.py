@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 
 from orchestrator.commands import (
     calibrate,
+    completion,
     deepspeed_json,
     doctor,
     exact,
@@ -117,6 +118,8 @@ def run(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(f"orchestrator {metadata.version('orchestrator')}")
         return OK
+    if words[0] in ("-sc", "--shell-completion"):
+        return _completion(words[1:])
     arguments, findings = parse(words)
     if arguments is None:
         return _refuse(findings, as_json=wants_json(words))
@@ -175,6 +178,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     )
     if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
         findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
+    elif flags and arguments.multirun:
+        findings.append(error("multirun", "-m", f"{flags[0]} shows one configuration", "leave -m and its several values out"))
     if arguments.multirun and arguments.command not in (Command.launch, Command.validate):
         fix = "sweep with launch -m, and look at a sweep beforehand with validate -m"
         findings.append(error("multirun", "-m", f"{verb} takes one configuration", fix))
@@ -184,7 +189,9 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
 def _run_command(arguments: Arguments) -> int:
     overrides = [*arguments.overrides, f"command={arguments.command}"]
     if arguments.hydra_flags:
-        return _hydra(arguments, overrides, lambda _composed: None)
+        # Hydra's help is composed without our files
+        words = arguments.overrides if "--hydra-help" in arguments.hydra_flags else overrides
+        return _hydra(arguments, words, lambda _composed: None)
     if arguments.multirun and arguments.command is Command.validate:
         output = Output.json if arguments.wants_json else Output.text
         return _finish(sweep_preview.run(overrides, config_dir=arguments.config_dir), output)
@@ -227,6 +234,27 @@ def _run_command(arguments: Arguments) -> int:
     if isinstance(prepared, CommandResult):
         return _finish(prepared, config.output)
     return _launch(arguments, overrides, prepared)
+
+
+def _completion(words: Sequence[str]) -> int:
+    """``orchestrator -sc install=bash`` for the shell's start-up file, and what the shell asks afterwards."""
+    if problem := completion.problem(words):
+        return _refuse([problem], as_json=False)
+    line = os.environ.get("COMP_LINE", "")
+    is_query = any(word.startswith("query=") for word in words)
+    if is_query and (verbs := completion.verbs_for(line)) is not None:
+        print(" ".join(verbs))
+        return OK
+    os.environ["COMP_LINE"] = completion.without_verb(line)
+    arguments = Arguments(
+        command=Command.launch,
+        overrides=[],
+        hydra_flags=["--shell-completion"],
+        config_dir=completion.config_dir_of(line),
+        multirun=False,
+        wants_help=False,
+    )
+    return _hydra(arguments, list(words), lambda _composed: None)
 
 
 def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], CommandResult]) -> int:
@@ -288,7 +316,8 @@ def _prepare(arguments: Arguments, config: RunConfig) -> int:
         raise ConfigurationError(findings)
     if config.prepare.check:
         return _finish(prepare.check(config), config.output)
-    view = PrepareView(_console(json_on_stdout=config.output is Output.json), config.view)
+    console = _console(json_on_stdout=config.output is Output.json)
+    view = PrepareView(console, _view(config, console))
     result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
     return _finish(result, config.output)
 
@@ -355,7 +384,7 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
 
 
 def _view(config: RunConfig, console: Console) -> View:
-    return view_of(config.view, console, shares_terminal=config.output is Output.json)
+    return view_of(config.view, console, only_if_asked=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:

@@ -69,7 +69,9 @@ Examples:
   orchestrator launch run_dir=runs/books checkpoint.resume=true
   orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
-  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
+  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true
+  orchestrator launch -m zero=stage1,stage2,stage3 training.train_micro_batch_size_per_gpu=1,2,4 hydra.sweep.dir=sweeps/zero
+  orchestrator launch -m sweep.resume=true hydra.sweep.dir=sweeps/zero"""
 
 Echo = Callable[[str], None]
 _WORDS_OF_ONE_START = {"run_dir", "output", "view", "dry_run", "checkpoint.resume", "sweep.resume"}

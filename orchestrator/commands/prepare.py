@@ -163,7 +163,7 @@ def _path_findings(options: PrepareConfig) -> Iterator[Finding]:
         return
     output = _absolute(options.output)
     for path in map(_absolute, options.input):
-        if output == path or path in output.parents:
+        if output.resolve().is_relative_to(path.resolve()):
             message = f"{output} lies in the input {path}: its files would be read as text"
             yield error("prepare-output", "prepare.output", message, "name a folder outside of the input")
 
@@ -197,7 +197,8 @@ def _size_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def _absolute(path: str) -> Path:
-    return Path(os.path.expanduser(path)).absolute()  # noqa: PTH111 - Path's raises for unknown users
+    # Path's own expanduser raises for unknown users, and its absolute() keeps ".."
+    return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
 
 
 def _failed(outcome: Ended, scratch: Path) -> CommandResult:

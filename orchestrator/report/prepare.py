@@ -16,13 +16,12 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class PrepareView:
-    """Shows progress and remarks on ``console`` while it is entered."""
+    """Shows progress and remarks on ``console`` while it is entered. ``view`` is one that the console can show."""
 
     def __init__(self, console: Console, view: View) -> None:
         self._console, self._is_quiet = console, view is View.quiet
-        live = view is View.live or (view is View.auto and console.is_terminal)
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rest]}"), console=console)
-        self._task: TaskID | None = self._bar.add_task("starting", total=None, rest="") if live else None
+        self._task: TaskID | None = self._bar.add_task("starting", total=None, rest="") if view is View.live else None
         self._said = 0.0
 
     def __enter__(self) -> PrepareView:
