@@ -9,7 +9,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity, info
 from orchestrator.planning.plan import Plan
 from orchestrator.tokens.counts import count_data, count_findings
-from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, open_sources, training_paths
+from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, open_sources, tokenizer_findings, training_paths
 
 
 def with_data(config: RunConfig, plan: Plan) -> Plan:
@@ -36,7 +36,8 @@ def with_data(config: RunConfig, plan: Plan) -> Plan:
         )
     except ConfigurationError as problem:
         return plan.with_findings(list(problem.findings))
-    return replace(plan.with_findings(count_findings(count, config.data)), data=count.to_dict())
+    findings = [*tokenizer_findings([*stores.values(), *evaluation.values()]), *count_findings(count, config.data)]
+    return replace(plan.with_findings(findings), data=count.to_dict())
 
 
 def _has_bad_options(plan: Plan) -> bool:
