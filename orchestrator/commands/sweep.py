@@ -47,10 +47,11 @@ class PreparedSweep:
 
     multirun: Multirun
     overrides: tuple[str, ...]
-    """Those it was first started with, with what is given now on top."""
+    """Those it was first started with, with what is given now on top; nothing of this start alone."""
+    view: tuple[str, ...]
+    """The words on how this start is shown."""
     config_dir: Path | None
     working_directory: str
-    is_new: bool
 
     @property
     def sweep_dir(self) -> Path:
@@ -61,7 +62,7 @@ class PreparedSweep:
     def words(self) -> list[str]:
         """What Hydra is told."""
         given = self.multirun.given
-        words = [*self.overrides, f"hydra.sweep.dir={quoted(str(self.sweep_dir))}", "command=launch"]
+        words = [*self.overrides, *self.view, f"hydra.sweep.dir={quoted(str(self.sweep_dir))}", "command=launch"]
         # a point's directory is its run's: what Hydra would leave there for a refused one tells nothing
         words += [] if "hydra.output_subdir" in given else ["hydra.output_subdir=null"]
         words += [] if "hydra/hydra_logging" in given else ["hydra/hydra_logging=disabled"]
@@ -96,9 +97,12 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
     if findings:
         raise ConfigurationError(findings)
     require_usable(multirun.sweep_dir)
-    kept = tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START)
     return PreparedSweep(
-        multirun=multirun, overrides=kept, config_dir=config_dir, working_directory=directory, is_new=recorded is None
+        multirun=multirun,
+        overrides=tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START),
+        view=tuple(word for word in overrides if word.split("=")[0] == "view"),
+        config_dir=config_dir,
+        working_directory=directory,
     )
 
 

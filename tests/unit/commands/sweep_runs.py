@@ -34,8 +34,9 @@ class Runs:
     started: list[RunConfig] = field(default_factory=list)
     resume_tags: list[str | None] = field(default_factory=list)
 
-    def start(self, prepared: PreparedLaunch, _echo: Any, _show: Any) -> CommandResult:
+    def start(self, prepared: PreparedLaunch, echo: Callable[[str], None], _show: Any) -> CommandResult:
         """In place of ``launch.start``."""
+        echo("step 1/5")
         config = prepared.config
         self.started.append(config)
         self.resume_tags.append(prepared.resume_tag)

@@ -99,14 +99,11 @@ def test_the_same_configuration_twice_is_run_once(tmp_path: Path, runs: Runs) ->
     assert (len(runs.started), statuses(result)) == (1, ["failed"])
 
 
-@pytest.mark.parametrize(
-    ("metric", "name", "value"),
-    [("null", "held_out_loss", 5.1), ("loss", "loss", 6.1), ("memory/measured_bytes", "memory/measured_bytes", 9)],
-)
-def test_the_objective_is_any_value_of_the_run(tmp_path: Path, runs: Runs, metric: str, name: str, value: float) -> None:
-    result = swept(tmp_path / "sweep", *SMOKE, "optimizer.lr=0.1", f"sweep.metric={metric}")
-    (point,) = result.payload["points"]
-    assert (point["metric_name"], point["metric"]) == (name, pytest.approx(value))
+@pytest.mark.parametrize(("view", "shown"), [("lines", True), ("quiet", False)])
+def test_progress_is_told_unless_it_is_to_be_quiet(tmp_path: Path, runs: Runs, view: str, shown: bool) -> None:
+    said: list[str] = []
+    swept(tmp_path / "sweep", *SMOKE, f"view={view}", said=said)
+    assert ("point 0: step 1/5" in said) == shown
     assert runs.started
 
 
