@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -96,7 +96,10 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
     findings = [*_word_findings(multirun), *_directory_findings(multirun, recorded), *_optuna_findings(multirun)]
     if findings:
         raise ConfigurationError(findings)
-    require_usable(multirun.sweep_dir)
+    try:
+        require_usable(multirun.sweep_dir)
+    except ConfigurationError as problem:
+        raise ConfigurationError([replace(finding, field="hydra.sweep.dir") for finding in problem.findings]) from None
     return PreparedSweep(
         multirun=multirun,
         overrides=tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START),
