@@ -31,6 +31,7 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    prepare,
     results,
     rules,
     slurm_job,
@@ -50,6 +51,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
+from orchestrator.report.prepare import PrepareView
 from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, recorded_words
 
@@ -209,6 +211,8 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if arguments.command is Command.prepare:
+        return _prepare(arguments, config)
     if config.parallelism.auto and arguments.command not in (Command.launch, Command.plan):
         config, _ = _chosen(config)
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
@@ -306,6 +310,18 @@ def _export(arguments: Arguments, config: RunConfig) -> int:
     return _finish(result, config.output)
 
 
+def _prepare(arguments: Arguments, config: RunConfig) -> int:
+    findings = prepare.word_findings(arguments.overrides)
+    if findings:
+        raise ConfigurationError(findings)
+    if config.prepare.check:
+        return _finish(prepare.check(config), config.output)
+    console = _console(json_on_stdout=config.output is Output.json)
+    view = PrepareView(console, _view(config, console))
+    result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
+    return _finish(result, config.output)
+
+
 def _resumed(arguments: Arguments, config: RunConfig) -> tuple[Arguments, list[str], RunConfig]:
     """A resume starts from the words the run was started with; what is given now changes them."""
     recorded = recorded_words(Path(config.run_dir))
@@ -368,7 +384,7 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
 
 
 def _view(config: RunConfig, console: Console) -> View:
-    return view_of(config.view, console, shares_terminal=config.output is Output.json)
+    return view_of(config.view, console, only_if_asked=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:
@@ -444,6 +460,7 @@ _HELP = {
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
     Command.preflight: preflight.HELP,
+    Command.prepare: prepare.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,

@@ -6,6 +6,7 @@
       sweep.json          what it was started with, and what it looks for
       0/ 1/ 2/ ...        one directory a point: the run directory of its run (``run_dir.py``), and
         point.json        what it is and how it stands, written when it starts and when it ends
+        config.json       its resolved configuration, also where it never became a run
 
 A point is known by its configuration's hash: numbers change with the words of a sweep, the hash does not.
 """
@@ -23,6 +24,7 @@ from typing import Any
 from orchestrator.run_dir import read_json, write_json
 
 POINT = "point.json"
+POINT_CONFIG = "config.json"
 SWEEP = "sweep.json"
 OF_ONE_START = (
     "command",
