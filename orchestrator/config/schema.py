@@ -291,7 +291,7 @@ class ExportConfig:
     output: str | None = None
     """Folder to write; it must not exist yet. null = ``export`` in run_dir."""
     tag: str | None = None
-    """The checkpoint, as it is called in run_dir/checkpoints; null = the newest complete one."""
+    """The checkpoint, as it is called in run_dir/checkpoints; best = lowest held-out loss; null = the newest complete one."""
     dtype: Precision | None = None
     """Format of the exported weights; null = the run's."""
     max_shard_gb: float = 5.0

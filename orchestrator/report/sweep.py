@@ -64,7 +64,7 @@ def preview_report(points: Sequence[tuple[int, Sequence[str], Plan | None, str]]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("point", *_short(names), "verdict", "device", "of", "host", "of", "step", "tokens/s", "of peak"):
         table.add_column(column, overflow="fold")
-    for number, words, plan, reason in points:
+    for number, words, plan, _reason in points:
         settings = _settings(words)
         verdict = "invalid" if plan is None else plan.verdict
         style = "green" if plan is not None and plan.fits else "yellow"

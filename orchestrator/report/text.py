@@ -109,6 +109,8 @@ def result_report(result: Mapping[str, Any], attempt_path: Path, upload: str | N
         "throughput": "-" if rate is None else f"{format_count(rate)} tokens/s",
         "final loss": _number(result["final_loss"]),
         "held-out loss": _number(result["held_out_loss"]),
+        **{f"held-out loss of {name}": _number(loss) for name, loss in result["held_out_losses"].items()},
+        **({} if result["best"] is None else {"best": _best(result["best"])}),
         "entropy of the token frequencies": _number(result["unigram_entropy"]),
         "memory of the fullest rank": _memory(result["memory"]),
         "metrics": str(attempt_path / "metrics.jsonl"),
@@ -287,6 +289,10 @@ def _plain_table(*columns: str) -> Table:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _best(best: Mapping[str, Any]) -> str:
+    return f"{best['held_out_loss']:.4f} after step {best['step']}, {best['checkpoint'] or 'not kept'}"
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

@@ -1,11 +1,9 @@
-"""What a finished attempt reports: ``result.json`` and the summary for W&B."""
+"""What a finished attempt reports: ``result.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.tracking.measured import compared
 from orchestrator.worker.data.run_data import RunData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
@@ -18,13 +16,15 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
     ``status`` is ``stopped`` when the run was asked to stop before its last step, and saved if it had taken one.
     """
     tokens = outcome.trained_steps * training.throughput.tokens_per_step
-    held_out = outcome.held_out_loss
+    held_out = outcome.held_out.main
     return {
         "status": "stopped" if outcome.stopped else "completed",
         "attempt": training.attempt.number,
         "steps": outcome.position.step,
         "final_loss": outcome.final_loss,
         "held_out_loss": held_out,
+        "held_out_losses": dict(outcome.held_out.named),
+        "best": outcome.best,
         "unigram_entropy": data.unigram_entropy,
         "metric": outcome.final_loss if held_out is None else held_out,
         "tokens": tokens,
@@ -34,14 +34,4 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
         "profile": None if training.profiles.folder is None else str(training.profiles.folder),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
-    }
-
-
-def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that runs are compared by; the recorder adds what the steps took."""
-    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
-    memory = result["memory"]
-    return {
-        **{name: result[name] for name in names},
-        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
     }

@@ -123,7 +123,6 @@ def _end(attempt: WorkerAttempt, launch: ScriptLaunch, started: float) -> None:
     if not attempt.is_first:
         return
     launch.read_trainer_state()
-    launch.close()
     held_out, loss = launch.values.get("held_out_loss"), launch.values.get("loss")
     result: dict[str, Any] = {
         "status": "stopped" if launch.stopped else "completed",
@@ -144,9 +143,8 @@ def _end(attempt: WorkerAttempt, launch: ScriptLaunch, started: float) -> None:
         "checkpoint": None if launch.checkpoint is None else str(launch.checkpoint),
         "tokenizer": None,
         "seconds": time.monotonic() - started,
-        "wandb": None,
     }
-    write_json(attempt.path / RESULT, result)
+    write_json(attempt.path / RESULT, {**result, "wandb": launch.close(result)})
 
 
 def _fail(attempt_dir: Path, problem: BaseException, told: str | None = None) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 from orchestrator.deepspeed_config.trainer_arguments import trainer_arguments
 from orchestrator.presence import Phase
-from orchestrator.run_dir import METRICS, SCRIPT_OUTPUT
+from orchestrator.run_dir import SCRIPT_OUTPUT
 from orchestrator.script import ScriptRun
 from orchestrator.tracking.description import describe
-from orchestrator.tracking.jsonl import JsonlTracker
+from orchestrator.tracking.measured import result_summary
 from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.metrics import perplexity
 from orchestrator.worker.progress import ProgressSigns, say
+from orchestrator.worker.tracking import tracking_of
 
 
 class ScriptLaunch:
@@ -32,7 +33,8 @@ class ScriptLaunch:
         self._progress = ProgressSigns(attempt.path)
         self._phase = Phase.script
         self._progress.enter(self._phase)
-        self._tracker = JsonlTracker(attempt.path / METRICS) if attempt.is_first else None
+        self._tracking = tracking_of(attempt)
+        self._tracker = self._tracking.tracker
         if self._tracker is not None:
             self._tracker.start(describe(attempt.path))
         self._run = _script_run(attempt)
@@ -76,6 +78,8 @@ class ScriptLaunch:
     def report_checkpoint(self, path: Path) -> None:
         """Take note of a checkpoint."""
         self.checkpoint = path
+        if self._tracker is not None:
+            self._tracker.checkpoint(path, self.step)
 
     def should_stop(self) -> bool:
         """Whether the run is to save and stop. From now on it is a run that saves when it is asked to stop."""
@@ -110,10 +114,12 @@ class ScriptLaunch:
         """Show that what comes after the script gets on."""
         self._progress.enter(phase)
 
-    def close(self) -> None:
-        """Close the metrics."""
+    def close(self, result: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Close the records of a run that has ended well; what W&B has of it."""
         if self._tracker is not None:
+            self._tracker.summary(result_summary(result))
             self._tracker.finish(failed=False)
+        return self._tracking.wandb
 
     def _is_agreed(self, seconds: float) -> bool:
         """Whether any rank has been asked; alone, or before the ranks have met, each speaks for itself."""

@@ -11,6 +11,7 @@ from tests.unit.planning.configurations import plan_of, run_config
 from tests.unit.planning.rules import (
     test_data,
     test_environment,
+    test_evaluation,
     test_optimizer,
     test_parallelism,
     test_pipeline,
@@ -26,6 +27,7 @@ from tests.unit.planning.rules import (
 MODULES = (
     test_data,
     test_environment,
+    test_evaluation,
     test_optimizer,
     test_parallelism,
     test_pipeline,
