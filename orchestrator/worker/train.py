@@ -16,11 +16,9 @@ import torch.distributed
 
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.presence import Phase
-from orchestrator.run_dir import METRICS, RESULT, write_json
+from orchestrator.run_dir import RESULT, write_json
 from orchestrator.tracking.description import describe
-from orchestrator.tracking.jsonl import JsonlTracker
-from orchestrator.tracking.recorder import RecorderTracker
-from orchestrator.tracking.tracker import CompositeTracker, Tracker
+from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.checkpoint import Position, load_checkpoint
@@ -33,6 +31,7 @@ from orchestrator.worker.metrics import throughput_of
 from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
+from orchestrator.worker.recording import recorder_of, tracker_of
 from orchestrator.worker.result import attempt_result, summary
 from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
@@ -53,9 +52,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
         recorder = recorder_of(attempt)
-        tracker = recorder
-        if recorder is not None and attempt.is_first:
-            tracker = CompositeTracker([JsonlTracker(attempt.path / METRICS), recorder])
+        tracker = tracker_of(attempt, recorder)
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
         progress.enter(Phase.data)
@@ -122,14 +119,6 @@ def _train(
     witness.engine = None
     engine.destroy()
     return result
-
-
-def recorder_of(attempt: WorkerAttempt) -> RecorderTracker | None:
-    """What records the run beside ``metrics.jsonl``: of rank 0, and for a shared W&B run of the first rank of every host."""
-    tracking = attempt.config.tracking
-    if not attempt.is_first and not (tracking.shared and attempt.local_rank == 0):
-        return None
-    return RecorderTracker(tracking, run_id=attempt.wandb_id, say=say, primary=attempt.is_first)
 
 
 def _require_equal_data(data: RunData) -> None:
