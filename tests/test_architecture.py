@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracking": {*SCHEMA, "run_dir", "steady", "sweep_point"},
     "launch": {
         "planning",
+        "tokens.sources",
         "deepspeed_config",
         *SCHEMA,
         "config.secret_names",
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "units",
     },
     "results": {"launch", "planning", "control", "presence", "run_dir", "sweep_point", "metrics_file", *SCHEMA},
-    "report": {"results", "planning", "launch", "control", "presence", "sweep_point", "config", "findings", "units"},
+    "report": {"results", "planning", "launch", "control", "presence", "sweep_point", "tokens", "config", "findings", "units"},
     "commands": {
         "steady",
         "tracking.wandb_mode",

@@ -9,7 +9,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity, info
 from orchestrator.planning.plan import Plan
 from orchestrator.tokens.counts import count_data, count_findings
-from orchestrator.tokens.sources import TokenPath, evaluation_paths, open_sources, training_paths
+from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, open_sources, training_paths
 
 
 def with_data(config: RunConfig, plan: Plan) -> Plan:
@@ -20,7 +20,7 @@ def with_data(config: RunConfig, plan: Plan) -> Plan:
     named = [*training_paths(config.data), *evaluation_paths(config.data)]
     if not named or _has_bad_options(plan):
         return plan
-    absent = [_not_counted(entry) for entry in named if not all(file.exists() for file in entry.files)]
+    absent = [_not_counted(entry) for entry in named if not is_there(entry.path)]
     if absent:
         return plan.with_findings(absent)
     try:

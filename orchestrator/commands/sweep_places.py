@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.commands import slurm
 from orchestrator.commands.objective import ObjectiveError, objective
@@ -64,11 +66,10 @@ def settled(directory: Path, point: SweepPoint, metric: str | None) -> SweepPoin
         return with_objective(replace(point, exit_code=OK, ended=ended), directory, metric)
     if point.status is not PointStatus.running:
         return point
-    if outcome.get("status") == Status.interrupted:
-        interrupted = PointStatus.interrupted
-        return replace(point, status=interrupted, reason=outcome["reason"], exit_code=INTERRUPTED, ended=ended)
     if outcome:
-        return replace(point, status=PointStatus.failed, reason=outcome["reason"], exit_code=RUN_FAILED, ended=ended)
+        is_interrupted = outcome.get("status") == Status.interrupted
+        status, code = (PointStatus.interrupted, INTERRUPTED) if is_interrupted else (PointStatus.failed, RUN_FAILED)
+        return replace(point, status=status, reason=reason_of(outcome), exit_code=code, ended=ended)
     if _is_handed_over(directory):
         return point
     reason = "the process that ran it was killed"
@@ -82,6 +83,12 @@ def settle_all(sweep_dir: Path, metric: str | None) -> None:
             now = settled(directory, point, metric)
             if now != point:
                 now.write(directory)
+
+
+def reason_of(outcome: Mapping[str, Any]) -> str:
+    """Why a run has ended as it did, with the last thing it said."""
+    said = [line.strip() for line in outcome.get("lines") or () if line.strip()]
+    return "; its last line: ".join([str(outcome["reason"]), *said[-1:]])
 
 
 def with_objective(point: SweepPoint, directory: Path, metric: str | None) -> SweepPoint:

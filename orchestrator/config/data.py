@@ -40,7 +40,7 @@ class DataConfig:
     cache_dir: str = "~/.cache/orchestrator/data"
     """Where tokenizers and token files are kept; each host needs its own or a shared one."""
     tokenizer_path: str | None = None
-    """A ``tokenizer.json`` to use; null = a byte-level BPE is trained on the text."""
+    """A ``tokenizer.json``, or the folder of a Hugging Face tokenizer; null = a byte-level BPE is trained on the text."""
     tokenizer_vocab_size: int = 4096
     """Entries of the tokenizer that is trained; at most model.vocab_size."""
     max_bytes: int | None = None
@@ -59,12 +59,15 @@ class DataConfig:
 class PrepareConfig:
     """``prepare``: from text to token files. The tokenizer is ``data.tokenizer_path``; null trains one on the text."""
 
+    check: bool = False
+    """Make nothing: read the token files of output again and compare them with their checksums."""
     input: list[str] = field(default_factory=list)
-    """Files and folders to read, in this order; what is in a folder is read in sorted order."""
+    """Files and folders to read, in this order; what is in a folder is read in sorted order. .gz and .zst are unpacked."""
     output: str | None = None
     """Folder of the token files. One that is there is gone on with, if it was made from the same."""
     format: TextFormat = TextFormat.auto
-    """What the input is; auto = by the ending of each file."""
+    """What the input is; auto = by the ending of each file: .jsonl, .ndjson, .parquet, data.file_suffixes for text; a dataset
+    is a folder."""
     text_field: str = "text"
     """Field or column that holds the text (jsonl, parquet, dataset)."""
     prompt_field: str | None = None
@@ -72,8 +75,9 @@ class PrepareConfig:
     answer_field: str | None = None
     """Field that holds the answer to the prompt."""
     processes: int | None = None
-    """Processes that make tokens; null = one a core."""
+    """Processes that make tokens; null = one for each core this may use. The tokens do not depend on it."""
     shard_tokens: int = 100_000_000
-    """Tokens of one token file, about; one that is complete is not made again."""
+    """Tokens of one token file: it ends with the group of documents, about 1 MiB, that reaches so many. One that is complete
+    is not made again."""
     max_bad_fraction: float = 0.0
     """Share of the documents that may be unreadable and left out, 0 to 1; each is counted and named."""

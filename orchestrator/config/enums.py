@@ -13,6 +13,7 @@ class Command(StrEnum):
     compile = "compile"
     launch = "launch"
     export = "export"
+    prepare = "prepare"
     doctor = "doctor"
     rules = "rules"
     explain = "explain"

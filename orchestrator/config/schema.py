@@ -365,7 +365,7 @@ class RunConfig:
     measure: bool = False
     """calibrate: measure this host (offload.nvme_path: its NVMe too); beside run directories, also fit to them."""
     view: View = View.auto
-    """launch, logs: how a run is shown while it goes on; auto = live on a terminal, else lines."""
+    """launch, logs, prepare: how it is shown while it goes on; auto = live on a terminal, else lines."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     follow: bool = False

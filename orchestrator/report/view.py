@@ -14,18 +14,18 @@ from orchestrator.report.live import live_view
 
 Echo = Callable[[str], None]
 
-_ROUTINE = re.compile(r"step \d+|data: |tokens: |model |resumed from |W&B (online|offline): |building |evaluat")
+_ROUTINE = re.compile(r"step \d+|data: |model |resumed from |building |W&B (?:online|offline): \S+$")
 """How lines begin that say that all is well."""
 
 
-def view_of(asked: View, console: Console, *, shares_terminal: bool) -> View:
-    """The view that ``console`` gets: a live one needs a terminal that can move its cursor, and by default one of its own.
+def view_of(asked: View, console: Console, *, only_if_asked: bool) -> View:
+    """The view that ``console`` gets: a live one needs a terminal that can move its cursor.
 
-    ``shares_terminal``: others may write to it at the same time, as the points of a sweep do, or JSON goes to standard output.
+    ``only_if_asked``: none is wanted by default, since standard output is for a program.
     """
     is_able = console.file.isatty() and not console.is_dumb_terminal
     if asked in (View.auto, View.live):
-        return View.live if is_able and (asked is View.live or not shares_terminal) else View.lines
+        return View.live if is_able and (asked is View.live or not only_if_asked) else View.lines
     return asked
 
 

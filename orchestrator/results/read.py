@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orchestrator.config.enums import Direction
 from orchestrator.control import OUTCOME, read_controller, read_outcome
 from orchestrator.launch.ending.status import StoppedBy
@@ -27,11 +25,10 @@ from orchestrator.results.options import flattened
 from orchestrator.results.prediction import Prediction, prediction_of
 from orchestrator.results.row import Row, Status
 from orchestrator.run_dir import METRICS, RESULT, Attempt, newest_attempt, newest_started
-from orchestrator.sweep_point import PointStatus, Sweep, SweepPoint, read_point, read_sweep
+from orchestrator.sweep_point import POINT_CONFIG, PointStatus, Sweep, SweepPoint, read_point, read_sweep
 
 _SILENT_SECONDS = 3600.0
 """A point that says it is running, without an attempt for so long, is not."""
-_HYDRA_CONFIG = Path("hydra") / "config.yaml"
 _OF_STATE = {
     State.not_started: Status.not_started,
     State.starting: Status.starting,
@@ -74,7 +71,7 @@ class _RunFiles:
         """The row of this run, whose newest attempt stands as ``state`` says."""
         point, sweep = self._point(), self._sweep()
         config, plan, result = self._json("config.json"), self._json("plan.json"), self._json(RESULT)
-        options = flattened(config or self._hydra_config())
+        options = flattened(config or self._read(self.run.path / POINT_CONFIG))
         status, reason = self._status(point, state)
         metrics = None if self.attempt is None else self.attempt.path / METRICS
         trained = trained_entries(metrics)
@@ -167,30 +164,19 @@ class _RunFiles:
             end = max(map(_modified, (self.attempt.path / OUTCOME, self.attempt.log_file)))
         return max(end - start, 0.0) if end else None
 
-    def _hydra_config(self) -> dict[str, Any]:
-        """What Hydra composed for a point that was refused before it became a run."""
-        path = self.run.path / _HYDRA_CONFIG
-        try:
-            values = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, yaml.YAMLError):
-            self.problems.append(f"{_HYDRA_CONFIG} is damaged")
-            return {}
-        return values if isinstance(values, dict) else {}
-
     def _json(self, name: str) -> dict[str, Any]:
         """A file of the attempt; nothing if it is not there."""
-        if self.attempt is None:
-            return {}
+        return {} if self.attempt is None else self._read(self.attempt.path / name)
+
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
-            value = json.loads((self.attempt.path / name).read_text(encoding="utf-8"))
+            value = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
             value = None
         if not isinstance(value, dict):
-            self.problems.append(f"{name} is damaged")
+            self.problems.append(f"{path.name} is damaged")
             return {}
         return value
 

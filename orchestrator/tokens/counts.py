@@ -24,7 +24,8 @@ MANY_EPOCHS = 4
 """Up to so many, repeated text is worth almost as much as new text: Muennighoff et al., "Scaling Data-Constrained Language
 Models" (2023)."""
 
-MOST_PADDING = 0.5
+MOST_PADDING = 0.3
+"""Documents that are put together in their order leave half of a sequence empty at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,27 +120,35 @@ def count_data(
 
 def count_findings(count: DataCount, data: DataConfig) -> list[Finding]:
     """What the numbers say against the run."""
+    entries = [(name, source, True) for name, source in count.sources.items()]
+    entries += [(f"evaluation.{name}", source, False) for name, source in count.evaluation.items()]
     findings: list[Finding] = []
-    length = data.sequence_length
-    for name, source in count.sources.items():
-        order = sample_order(source.sequences, held_out_fraction=data.held_out_fraction, seed=0)
-        findings += size_findings(order, name=name, num_tokens=source.tokens, sequence_length=length)
-        if source.epochs > MANY_EPOCHS:
-            message = f"{name} is read {source.epochs:.1f} times: after about {MANY_EPOCHS} epochs repeated text teaches little"
-            findings.append(info("data-epochs", "training.max_steps", message, "use more text, or fewer steps"))
-    for name, source in count.evaluation.items():
-        order = sample_order(source.sequences, held_out_fraction=1.0, seed=0)
-        findings += size_findings(
-            order, name=f"evaluation.{name}", num_tokens=source.tokens, sequence_length=length, is_trained_on=False
-        )
-    for name, source in [*count.sources.items(), *count.evaluation.items()]:
-        if source.tokens and source.loss_share == 0:
-            message = f"no token of {name} counts in the loss: its documents are prompts without answers"
-            findings.append(error("data-answers", "data", message, "prepare it again with the field that holds the answers"))
-        if source.padding_share > MOST_PADDING:
-            message = f"{source.padding_share:.0%} of the sequences of {name} is padding, which costs as much as text"
-            fix = f"set data.packing=stream, or a data.sequence_length other than {length}"
-            findings.append(warning("data-padding", "data.packing", message, fix))
+    for name, source, is_trained_on in entries:
+        too_small = _size_findings(source, name, data, is_trained_on=is_trained_on)
+        findings += too_small or _content_findings(source, name, data)
+    return findings
+
+
+def _size_findings(source: SourceCount, name: str, data: DataConfig, *, is_trained_on: bool) -> list[Finding]:
+    fraction = data.held_out_fraction if is_trained_on else 1.0
+    order = sample_order(source.sequences, held_out_fraction=fraction, seed=0)
+    return size_findings(
+        order, name=name, num_tokens=source.tokens, sequence_length=data.sequence_length, is_trained_on=is_trained_on
+    )
+
+
+def _content_findings(source: SourceCount, name: str, data: DataConfig) -> list[Finding]:
+    findings = []
+    if source.epochs > MANY_EPOCHS:
+        message = f"{name} is read {source.epochs:.1f} times: after about {MANY_EPOCHS} epochs repeated text teaches little"
+        findings.append(info("data-epochs", "training.max_steps", message, "use more text, or fewer steps"))
+    if source.loss_share == 0:
+        message = f"no token of {name} counts in the loss: its documents are prompts without answers"
+        findings.append(error("data-answers", "data", message, "prepare it again with the field that holds the answers"))
+    if source.padding_share > MOST_PADDING:
+        message = f"{source.padding_share:.0%} of the sequences of {name} is padding, which costs as much as text"
+        fix = f"set data.packing=stream, or a data.sequence_length other than {data.sequence_length}"
+        findings.append(warning("data-padding", "data.packing", message, fix))
     return findings
 
 

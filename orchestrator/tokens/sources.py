@@ -28,12 +28,18 @@ class TokenPath:
     option: str
     path: str
 
-    @property
-    def files(self) -> list[Path]:
-        """What must be there: the folder, or the two files that Megatron's prefix stands for."""
-        path = Path(self.path).expanduser()
-        pair = [idx_path(path), bin_path(path)]
-        return pair if not path.exists() and any(file.exists() for file in pair) else [path]
+
+def is_there(path: str) -> bool:
+    """Whether a path, or the pair of files that it is the prefix of, is on this machine."""
+    place = Path(path).expanduser()
+    return place.exists() or (idx_path(place).exists() and bin_path(place).exists())
+
+
+def data_paths(data: DataConfig) -> dict[str, str]:
+    """The options that name what the workers read, and are set."""
+    prepared = {entry.option: entry.path for entry in (*training_paths(data), *evaluation_paths(data))}
+    paths = {"data.path": data.path, "data.tokenizer_path": data.tokenizer_path, **prepared}
+    return {option: path for option, path in paths.items() if path}
 
 
 def training_paths(data: DataConfig) -> list[TokenPath]:
@@ -92,7 +98,7 @@ def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: 
         return []
     has = "come from a vocabulary of" if store.vocab_size is not None else "have ids up to"
     number = needed if store.vocab_size is not None else needed - 1
-    message = f"the tokens of {named.option}={named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
+    message = f"the tokens of {named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
     fix = f"set model.vocab_size={needed} or more, or use tokens of the model's own tokenizer"
     return [error("tokenizer-vocabulary", named.option, message, fix)]
 

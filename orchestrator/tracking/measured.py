@@ -9,6 +9,18 @@ from typing import Any
 from orchestrator.steady import steady_entries
 
 
+def result_summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a ``result.json`` that runs are compared by; the recorder adds what the steps took."""
+    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
+    memory, best = result["memory"], result["best"] or {}
+    return {
+        **{name: result[name] for name in names},
+        **{f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()},
+        **{f"best/{name}": best[name] for name in ("step", "held_out_loss") if name in best},
+        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
+    }
+
+
 def prediction_and_measurement(
     plan: Mapping[str, Any], entries: Iterable[Mapping[str, Any]], *, log_every: int
 ) -> dict[str, float]:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import orchestrator
 from orchestrator.config.enums import WandbMode
 from orchestrator.config.tracking import TrackingConfig
 from orchestrator.run_dir import WANDB, read_json
@@ -117,7 +116,7 @@ def recorder_environment(environment: Mapping[str, str], run_id: str) -> dict[st
     Under ``wandb agent`` W&B takes the id of the run from the environment alone, and wants the agent's file of parameters,
     which only the agent's own host has.
     """
-    root = str(Path(orchestrator.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     kept = {name: value for name, value in environment.items() if name not in _OF_A_RANK}
     kept["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [kept.get("PYTHONPATH")])])
     # W&B's reports on itself, which a dead network would hold up at the end

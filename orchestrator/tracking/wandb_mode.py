@@ -10,7 +10,8 @@ from urllib.parse import urlparse
 
 from orchestrator.config.enums import WandbMode
 
-DEFAULT_BASE_URL = "https://api.wandb.ai"
+HOSTED = ("api.forge.coreweave.com", "api.wandb.ai")
+"""The public service by its names; wandb 0.31 goes to the first, and takes a key of either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,14 @@ def has_key(environment: Mapping[str, str]) -> bool:
     """Whether W&B would find an API key: in ``WANDB_API_KEY``, or in the netrc file for the host of ``WANDB_BASE_URL``."""
     if environment.get("WANDB_API_KEY"):
         return True
-    host = urlparse(environment.get("WANDB_BASE_URL", DEFAULT_BASE_URL)).hostname or ""
+    host = urlparse(environment["WANDB_BASE_URL"]).netloc if environment.get("WANDB_BASE_URL") else HOSTED[0]
+    hosts = HOSTED if host in HOSTED else (host,)
     named = environment.get("NETRC")
     home = Path(environment.get("HOME", "~")).expanduser()
     for file in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
-            if netrc.netrc(file).authenticators(host) is not None:
+            known = netrc.netrc(file)
+            if any(known.authenticators(name) is not None for name in hosts):
                 return True
         except (OSError, netrc.NetrcParseError):
             continue

@@ -32,7 +32,7 @@ from orchestrator.tokens.writer import file_sha256
 from orchestrator.worker.data.chunks import Chunk, Place
 from orchestrator.worker.data.encode import Encoding
 from orchestrator.worker.data.inputs import Inputs, find_inputs
-from orchestrator.worker.data.made_from import differences, made_from, read_made_from, write_made_from
+from orchestrator.worker.data.made_from import MADE_FROM, differences, made_from, read_made_from, write_made_from
 from orchestrator.worker.data.shards import BAD_DOCUMENTS, Progress, ShardFolder, State, bad_documents, clear
 from orchestrator.worker.data.tokenizer import LoadedTokenizer, copy_tokenizer, load_tokenizer, texts_of, train_tokenizer
 from orchestrator.worker.failure import write_failure
@@ -72,7 +72,12 @@ def prepare(request: PrepareRequest, scratch: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: the input, the tokenizer or the output cannot be used, or too many documents are bad.
     """
-    inputs = find_inputs([Path(path) for path in request.input], TextFormat(request.format), text_endings=request.text_endings)
+    inputs = find_inputs(
+        [Path(path) for path in request.input],
+        TextFormat(request.format),
+        text_endings=request.text_endings,
+        has_answers=len(request.fields) == 2,
+    )
     if inputs.left_out:
         listed = ", ".join(f"{count} x {ending}" for ending, count in inputs.left_out.items())
         say(f"left out, by the ends of their names: {listed}")
@@ -99,7 +104,7 @@ def prepare(request: PrepareRequest, scratch: Path) -> dict[str, Any]:
                 advanced=lambda progress: _advanced(progress, watch, request),
             )
             _require_documents(folder.state, request)
-            folder.finish(made_from=now.summary())
+            folder.finish(made_from={**now.summary(), "bad_documents": folder.state.bad})
     clear(output)
     return _result(output, inputs, watch, was_whole=is_whole)
 
@@ -202,7 +207,7 @@ def _require_empty(output: Path) -> None:
     """A folder that prepare has not begun must hold nothing: what is there is somebody's."""
     try:
         output.mkdir(parents=True, exist_ok=True)
-        other = next((path for path in output.iterdir() if path.name != UNFINISHED), None)
+        other = next((path for path in output.iterdir() if path.name not in (UNFINISHED, f".{MADE_FROM}")), None)
     except OSError as problem:
         message = f"{output} cannot be made a folder: {problem.strerror}"
         raise ConfigurationError([error("prepare-output", "prepare.output", message, "name another folder")]) from None
@@ -261,7 +266,7 @@ def _result(output: Path, inputs: Inputs, watch: _Watch, *, was_whole: bool) -> 
         "was_complete": was_whole,
         "tokens": store.num_tokens,
         "documents": store.num_documents,
-        "bad_documents": sum(shard.bad_documents for shard in store.manifest.shards),
+        "bad_documents": sum(store.manifest.made_from["bad_documents"].values()),
         "shards": len(store.files),
         "vocab_size": store.vocab_size,
         "end_of_document": store.end_of_document,

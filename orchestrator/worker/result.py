@@ -1,11 +1,9 @@
-"""What a finished attempt reports: ``result.json`` and the summary for W&B."""
+"""What a finished attempt reports: ``result.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.tracking.measured import compared
 from orchestrator.worker.data.run_data import RunData
 from orchestrator.worker.loop import Training, TrainingOutcome
 from orchestrator.worker.memory import memory_report
@@ -36,16 +34,4 @@ def attempt_result(training: Training, data: RunData, outcome: TrainingOutcome) 
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
         "profile": None if training.profiles.folder is None else str(training.profiles.folder),
         "tokenizer": None if data.tokenizer_path is None else str(data.tokenizer_path),
-    }
-
-
-def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that runs are compared by; the recorder adds what the steps took."""
-    names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
-    memory, best = result["memory"], result["best"] or {}
-    return {
-        **{name: result[name] for name in names},
-        **{f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()},
-        **{f"best/{name}": best[name] for name in ("step", "held_out_loss") if name in best},
-        **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
     }

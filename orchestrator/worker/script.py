@@ -42,7 +42,6 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         Exception: whatever it raised, after it was written to ``failure_rank_{RANK}.json``.
     """
     started = time.monotonic()
-    launch: ScriptLaunch | None = None
     try:
         attempt = read_attempt(attempt_dir)
         launch = ScriptLaunch(attempt, stop=stop or Event())
@@ -51,10 +50,10 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         _end(attempt, launch, started)
     except SystemExit as leaving:
         told = leaving.code if isinstance(leaving.code, int) else f"1: {leaving.code}"
-        _fail(attempt_dir, leaving, launch, f"the script left with exit code {told}")
+        _fail(attempt_dir, leaving, f"the script left with exit code {told}")
         raise
     except BaseException as problem:
-        _fail(attempt_dir, problem, launch)
+        _fail(attempt_dir, problem)
         raise
 
 
@@ -121,10 +120,9 @@ def _end(attempt: WorkerAttempt, launch: ScriptLaunch, started: float) -> None:
     """Leave what this rank took, and on rank 0 the result of the run."""
     launch.waiting(Phase.end)
     leave_record(attempt)
-    launch.read_trainer_state()
-    wandb = launch.close(failed=False)
     if not attempt.is_first:
         return
+    launch.read_trainer_state()
     held_out, loss = launch.values.get("held_out_loss"), launch.values.get("loss")
     result: dict[str, Any] = {
         "status": "stopped" if launch.stopped else "completed",
@@ -145,12 +143,11 @@ def _end(attempt: WorkerAttempt, launch: ScriptLaunch, started: float) -> None:
         "checkpoint": None if launch.checkpoint is None else str(launch.checkpoint),
         "tokenizer": None,
         "seconds": time.monotonic() - started,
-        "wandb": wandb,
     }
-    write_json(attempt.path / RESULT, result)
+    write_json(attempt.path / RESULT, {**result, "wandb": launch.close(result)})
 
 
-def _fail(attempt_dir: Path, problem: BaseException, launch: ScriptLaunch | None, told: str | None = None) -> None:
+def _fail(attempt_dir: Path, problem: BaseException, told: str | None = None) -> None:
     """Leave the failure with the script's own frames, and give what it has registered for its end a moment."""
     problem.__traceback__ = _own_frames(problem.__traceback__)
     write_failure(attempt_dir, problem, memory=memory_at_failure(problem), error=told)
@@ -159,8 +156,6 @@ def _fail(attempt_dir: Path, problem: BaseException, launch: ScriptLaunch | None
     last = threading.Thread(target=lambda: _guarded(atexit._run_exitfuncs), daemon=True)
     last.start()
     last.join(_LAST_SECONDS)
-    if launch is not None:
-        launch.close(failed=True)
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:

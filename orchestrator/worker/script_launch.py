@@ -16,10 +16,11 @@ from orchestrator.presence import Phase
 from orchestrator.run_dir import SCRIPT_OUTPUT
 from orchestrator.script import ScriptRun
 from orchestrator.tracking.description import describe
+from orchestrator.tracking.measured import result_summary
 from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.metrics import perplexity
 from orchestrator.worker.progress import ProgressSigns, say
-from orchestrator.worker.recording import recorder_of, tracker_of
+from orchestrator.worker.tracking import tracking_of
 
 
 class ScriptLaunch:
@@ -32,8 +33,8 @@ class ScriptLaunch:
         self._progress = ProgressSigns(attempt.path)
         self._phase = Phase.script
         self._progress.enter(self._phase)
-        self._recorder = recorder_of(attempt)
-        self._tracker = tracker_of(attempt, self._recorder)
+        self._tracking = tracking_of(attempt)
+        self._tracker = self._tracking.tracker
         if self._tracker is not None:
             self._tracker.start(describe(attempt.path))
         self._run = _script_run(attempt)
@@ -59,7 +60,7 @@ class ScriptLaunch:
         ``step_seconds`` of a training entry is the time since the one before, evaluations and checkpoints included, shared by
         the steps between.
         """
-        if self._tracker is None or not self._attempt.is_first:
+        if self._tracker is None:
             return
         entry: dict[str, Any] = {"kind": kind, "step": step, **values}
         if kind == "train":
@@ -77,7 +78,7 @@ class ScriptLaunch:
     def report_checkpoint(self, path: Path) -> None:
         """Take note of a checkpoint."""
         self.checkpoint = path
-        if self._tracker is not None and self._attempt.is_first:
+        if self._tracker is not None:
             self._tracker.checkpoint(path, self.step)
 
     def should_stop(self) -> bool:
@@ -99,7 +100,7 @@ class ScriptLaunch:
         """Where the script has reported nothing: take what a Hugging Face Trainer has left in ``output_dir`` of its history."""
         states = [self._run.output_dir / "trainer_state.json", *self._run.output_dir.glob("checkpoint-*/trainer_state.json")]
         written = [path for path in states if path.is_file() and path.stat().st_mtime >= self._started]
-        if self._tracker is None or not self._attempt.is_first or self.step > 0 or not written:
+        if self._tracker is None or self.step > 0 or not written:
             return
         newest = max(written, key=lambda path: path.stat().st_mtime)
         for logged in json.loads(newest.read_text(encoding="utf-8")).get("log_history", ()):
@@ -113,12 +114,12 @@ class ScriptLaunch:
         """Show that what comes after the script gets on."""
         self._progress.enter(phase)
 
-    def close(self, *, failed: bool) -> dict[str, Any] | None:
-        """Close the metrics and other records; the record of W&B, if there is one."""
+    def close(self, result: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Close the records of a run that has ended well; what W&B has of it."""
         if self._tracker is not None:
-            self._tracker.summary(self.values)
-            self._tracker.finish(failed=failed)
-        return None if self._recorder is None else self._recorder.record
+            self._tracker.summary(result_summary(result))
+            self._tracker.finish(failed=False)
+        return self._tracking.wandb
 
     def _is_agreed(self, seconds: float) -> bool:
         """Whether any rank has been asked; alone, or before the ranks have met, each speaks for itself."""

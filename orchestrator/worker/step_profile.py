@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 import torch
+import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from torch.profiler import ProfilerActivity, profile
 
@@ -37,7 +38,10 @@ class StepProfiles:
         return self._folder if self._recorded else None
 
     def of_step(self, step: int) -> AbstractContextManager[None]:
-        """Around step number ``step``, counted from 1; the files are written behind it. Costs nothing in other steps."""
+        """Around step number ``step``, counted from 1, on every rank; costs nothing in other steps.
+
+        The files are written behind it, and all ranks wait for them: the next step's time is its own.
+        """
         records = self._config.ranks and (self._config.trace or self._config.memory)
         return self._record(step) if records and step in self._config.steps else nullcontext()
 
@@ -48,6 +52,8 @@ class StepProfiles:
                 self._folder.mkdir(exist_ok=True)
                 self._enter(stack, self._folder / f"rank_{self._rank}_step_{step}")
             yield
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
         self._recorded = True
         say(f"step {step}  profile of ranks {', '.join(map(str, sorted(self._config.ranks)))}: {self._folder}")
 

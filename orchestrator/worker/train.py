@@ -18,6 +18,7 @@ from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.presence import Phase
 from orchestrator.run_dir import RESULT, write_json
 from orchestrator.tracking.description import describe
+from orchestrator.tracking.measured import result_summary
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
@@ -31,10 +32,10 @@ from orchestrator.worker.metrics import throughput_of
 from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
-from orchestrator.worker.recording import recorder_of, tracker_of
-from orchestrator.worker.result import attempt_result, summary
+from orchestrator.worker.result import attempt_result
 from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
+from orchestrator.worker.tracking import tracking_of
 
 
 def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
@@ -51,8 +52,8 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         started = time.monotonic()
         progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
-        recorder = recorder_of(attempt)
-        tracker = tracker_of(attempt, recorder)
+        tracking = tracking_of(attempt)
+        tracker = tracking.tracker
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
         progress.enter(Phase.data)
@@ -68,11 +69,10 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         seconds = time.monotonic() - started
         # Only now: closing a record may mean an upload, and no other rank has to wait for it.
         if tracker is not None:
-            tracker.summary(summary(result))
+            tracker.summary(result_summary(result))
             tracker.finish(failed=False)
         if attempt.is_first:
-            assert recorder is not None
-            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": recorder.record})
+            write_json(attempt_dir / RESULT, {**result, "seconds": seconds, "wandb": tracking.wandb})
     except BaseException as problem:
         write_failure(attempt_dir, problem, memory=witness.at_failure(problem))
         if tracker is not None:

@@ -13,8 +13,8 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -143,6 +143,38 @@ def started(module: str, attempt: Path, *, world_size: int, environment: Mapping
             rank.pipe.close()
 
 
+def in_turn(
+    first: Side,
+    second: Side,
+    *,
+    pairs: int,
+    most_pairs: int | None = None,
+    widest: float = math.inf,
+    block_seconds: float = 1.0,
+    alone: Callable[[Side], AbstractContextManager[object]] = nullcontext,
+) -> list[tuple[float, float]]:
+    """Seconds of a step of both sides, in pairs of random order; ``alone`` is entered around every block of a side.
+
+    A block takes at least ``block_seconds``. After ``pairs`` pairs there are more, up to ``most_pairs``, while the interval of
+    the ratio is wider than ``widest``: when it ends depends on the width alone, never on the ratio.
+    """
+    quickest = min(_step_seconds(side, WARM_UP_STEPS) for side in (first, second))
+    quickest = min(quickest, *(_step_seconds(side, WARM_UP_STEPS) for side in (first, second)))
+    steps = max(1, math.ceil(block_seconds / quickest))
+    seconds: list[tuple[float, float]] = []
+    order = random.Random(0)
+    while len(seconds) < pairs or (
+        len(seconds) < (most_pairs or pairs) and median_ratio(*zip(*seconds, strict=True)).width > widest
+    ):
+        is_first = order.random() < 0.5
+        measured = []
+        for side in (first, second) if is_first else (second, first):
+            with alone(side):
+                measured.append(_step_seconds(side, steps))
+        seconds.append((measured[0], measured[1]) if is_first else (measured[1], measured[0]))
+    return seconds
+
+
 def compare(
     attempt: Path,
     *,
@@ -153,26 +185,13 @@ def compare(
     widest: float = math.inf,
     block_seconds: float = 1.0,
 ) -> Measured:
-    """Measure our worker and the script written by hand on the same attempt, in turn, in pairs of random order.
-
-    A block of a pair takes at least ``block_seconds``. After ``pairs`` pairs there are more, up to ``most_pairs``, while the
-    interval of the ratio is wider than ``widest``: when it ends depends on the width alone, never on the ratio.
+    """Measure our worker and the script written by hand on the same attempt, as ``in_turn`` does.
 
     Raises:
         SideFailedError: a rank failed.
     """
     with _both(attempt, world_size=world_size, environment=environment) as (ours, theirs):
-        quickest = min(_step_seconds(side, WARM_UP_STEPS) for side in (ours, theirs))
-        quickest = min(quickest, *(_step_seconds(side, WARM_UP_STEPS) for side in (ours, theirs)))
-        steps = max(1, math.ceil(block_seconds / quickest))
-        seconds: list[tuple[float, float]] = []
-        order = random.Random(0)
-        while len(seconds) < pairs or (
-            len(seconds) < (most_pairs or pairs) and median_ratio(*zip(*seconds, strict=True)).width > widest
-        ):
-            first = order.random() < 0.5
-            measured = [_step_seconds(side, steps) for side in ((ours, theirs) if first else (theirs, ours))]
-            seconds.append((measured[0], measured[1]) if first else (measured[1], measured[0]))
+        seconds = in_turn(ours, theirs, pairs=pairs, most_pairs=most_pairs, widest=widest, block_seconds=block_seconds)
         last = [side.run(1) for side in (ours, theirs)]
     if environment.get("DS_ACCELERATOR") == "cpu":
         with _both(attempt, world_size=world_size, environment={**environment, **RETURNS_BLOCKS}) as sides:

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import torch.distributed
 
-from orchestrator.tracking.wandb import WandbTracker
+from orchestrator.tracking.recorder import RecorderTracker
 from orchestrator.worker.train import run
 
 
 def joined_while_closing(attempt_dir: Path) -> list[bool]:
     """Run a worker; for each time it closed its W&B record, whether it was still in the process group."""
     joined: list[bool] = []
-    finish = WandbTracker.finish
+    finish = RecorderTracker.finish
 
-    def observed(tracker: WandbTracker, *, failed: bool) -> None:
+    def observed(tracker: RecorderTracker, *, failed: bool) -> None:
         joined.append(torch.distributed.is_initialized())
         finish(tracker, failed=failed)
 
-    WandbTracker.finish = observed  # type: ignore[method-assign]
+    RecorderTracker.finish = observed  # type: ignore[method-assign]
     run(attempt_dir)
     return joined

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from orchestrator.config.enums import Accelerator
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches, pass_bytes
+from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches
 from orchestrator.planning.memory.device import (
     Phase,
-    PhaseComponents,
     StageLoad,
-    pass_components,
-    state_components,
     with_passes,
 )
-from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk, rank_file_bytes
-from orchestrator.planning.memory.host import host_states
-from orchestrator.planning.memory.hosts import EqualHosts, HostMemory, HostShare, NvmeMemory, host_share, sum_hosts
+from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk
+from orchestrator.planning.memory.hosts import EqualHosts, HostMemory, NvmeMemory, sum_hosts
 from orchestrator.planning.memory.levels import (
     DeviceSurroundings,
     Levels,
@@ -40,8 +35,8 @@ from orchestrator.planning.memory.levels import (
     remember,
     reserved_bytes,
 )
+from orchestrator.planning.memory.rank_kinds import RankKind, RankKinds
 from orchestrator.planning.memory.shape import RankShape, TensorShapes, known_shapes
-from orchestrator.planning.memory.states import FP32_BYTES
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
@@ -170,7 +165,7 @@ class Estimator:
 
     def estimate(self, partition: Partition) -> MemoryEstimate:
         """The memory of the run. Work grows with kinds of stages and of hosts, not with ranks."""
-        stages = _Stages(self)
+        stages = RankKinds(self)
         device, shares, files = [], [], []
         for index in range(partition.num_coordinates):
             kind, load = stages.of_rank(index, partition.held_by(index))
@@ -195,7 +190,7 @@ class Estimator:
 
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
-        stages = _Stages(self)
+        stages = RankKinds(self)
         kind, load = stages.of_rank(coordinate, held)
         needed = max(kind.totals(stages.passes(load)).values())
         return int(
@@ -261,7 +256,7 @@ class Estimator:
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
-    def _device(self, coordinate: int, kind: _Kind, passes: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
+    def _device(self, coordinate: int, kind: RankKind, passes: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
         totals = kind.totals(passes)
         peak = max(totals, key=totals.__getitem__)
         ranks = self.layout.stage_ranks(coordinate)
@@ -292,105 +287,3 @@ class Estimator:
             ),
             capacity_bytes=capacity_bytes,
         )
-
-
-class _Kind(NamedTuple):
-    """What stages have in common that hold the same, wherever they are."""
-
-    shape: RankShape
-    states: Mapping[Phase, Mapping[str, int]]
-    """``state_components`` that are there at all, in whole bytes."""
-    state_totals: Mapping[Phase, int]
-    cached: int
-    """``cached_bytes`` of them."""
-    files: tuple[int, int]
-    """``rank_file_bytes``."""
-    shares: dict[tuple[int, int], HostShare]
-    """By the bytes of the process and of the activations that wait in host memory."""
-
-    def totals(self, passes: Mapping[Phase, Mapping[str, int]]) -> Mapping[Phase, int]:
-        """Bytes of each phase with the components ``passes``, which are none of the states."""
-        added = {phase: self.state_totals[phase] + sum(parts.values()) for phase, parts in passes.items()}
-        return {**self.state_totals, **added}
-
-
-class _Stages:
-    """The stages of one run: what several of them share is computed once."""
-
-    def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
-        self._of_pass = pass_bytes(estimator.spec, estimator.passed)
-        self._shapes = estimator.tensor_shapes
-        self._kinds: dict[Any, _Kind] = {}
-
-    def of_rank(self, coordinate: int, held: Sequence[Stage]) -> tuple[_Kind, StageLoad]:
-        """The kind and the load of the ranks of a pipeline coordinate that hold ``held``."""
-        shares = self._estimator.trainable_shares
-        key = tuple(stage.kind if shares is None else stage for stage in held)
-        kind = self._kinds.get(key)
-        if kind is not None:
-            return kind, self._estimator.load(coordinate, held, kind.shape)
-        load = self._estimator.load(coordinate, held, self._shapes.of_rank(held, shares))
-        model, optimizer = rank_file_bytes(self._estimator.settings, load)
-        states = self._states(load)
-        kind = self._kinds[key] = _Kind(
-            shape=load.shape,
-            states=states,
-            state_totals={phase: sum(components.values()) for phase, components in states.items()},
-            cached=cached_bytes(states),
-            files=(int(model), int(optimizer)),
-            shares={},
-        )
-        return kind, load
-
-    def passes(self, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
-        """``pass_components`` that are there at all, in whole bytes."""
-        passes = pass_components(load, self._of_pass)
-        if self._estimator.settings.accelerator is Accelerator.cpu:
-            # What is offloaded stays in the same process.
-            waiting = {"offloaded_activations": self._host_activations(load)}
-            passes = {phase: {**parts, **waiting} for phase, parts in passes.items()}
-        return _whole(passes)
-
-    def host_share(self, kind: _Kind, load: StageLoad, *, device_bytes: int) -> HostShare:
-        """What a rank adds to its host."""
-        estimator = self._estimator
-        process = device_bytes if estimator.settings.accelerator is Accelerator.cpu else 0
-        waiting = self._host_activations(load)
-        share = kind.shares.get((process, waiting))
-        if share is None:
-            share = kind.shares[process, waiting] = host_share(
-                estimator.settings,
-                estimator.cluster,
-                load,
-                device_bytes=process,
-                file_bytes=sum(kind.files),
-                activation_bytes=waiting,
-                initial_value_bytes=self._initial_value_bytes(load),
-            )
-        return share
-
-    def _states(self, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
-        settings = self._estimator.settings
-        phases = _whole(state_components(settings, load))
-        if settings.accelerator is not Accelerator.cpu:
-            return phases
-        states = host_states(settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates)
-        offloaded = {"offloaded_states": int(states.total)} if states.total else {}
-        return {phase: {**components, **offloaded} for phase, components in phases.items()}
-
-    def _host_activations(self, load: StageLoad) -> int:
-        if not self._of_pass.passed.cpu_checkpointing:
-            return 0
-        held = zip(load.held, load.in_flight, strict=True)
-        return sum(int(self._of_pass.host_activations(stage, in_flight=count)) for stage, count in held)
-
-    def _initial_value_bytes(self, load: StageLoad) -> int:
-        """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
-        whole = known_shapes(self._estimator.spec, tensor_parallel_size=1, persistence_threshold=0)
-        return FP32_BYTES * int(whole.of_rank(load.held).largest_parameter)
-
-
-def _whole(phases: PhaseComponents) -> Mapping[Phase, Mapping[str, int]]:
-    """Whole bytes of what is there at all."""
-    return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}

@@ -68,7 +68,7 @@ def script_decides(context: RuleContext) -> Iterator[Finding]:
         return
     message = (
         f"the script decides what is trained; the plan is that of model.name={config.model.name} with "
-        f"data.sequence_length={config.data.sequence_length}, and options of data, evaluation and checkpoints do nothing"
+        f"data.sequence_length={config.data.sequence_length}, and data, evaluation and checkpoint options do nothing"
     )
     yield info("script-decides", "training.script", message, "describe the script's model: model=, data.sequence_length=")
     if config.lr_scheduler.type is not LrSchedule.constant or config.lr_scheduler.warmup_steps:

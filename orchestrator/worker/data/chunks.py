@@ -83,7 +83,7 @@ def grouped(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
 def unreadable(path: Path, problem: object, *, field: str) -> ConfigurationError:
     """The refusal of a file that is not what it seems; ``field`` is the option that named it."""
     fix = "repair the file, or leave it out"
-    return ConfigurationError([error("data-file-content", field, f"{path} cannot be read: {problem}", fix)])
+    return ConfigurationError([error("text-file", field, f"{path} cannot be read: {problem}", fix)])
 
 
 def files_before(files: Sequence[InputFile], number: int) -> int:

@@ -55,11 +55,11 @@ class Inputs:
                 yield from arrow_chunks(file, place, columns=fields, field=FIELD)
 
 
-def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequence[str]) -> Inputs:
+def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequence[str], has_answers: bool = False) -> Inputs:
     """The files of ``paths``; a folder is read in sorted order, with the folders in it.
 
     Raises:
-        ConfigurationError: a path is missing, is nothing that can be read, or there is no text at all.
+        ConfigurationError: a path is missing or cannot be read, there is no text at all, or text where a prompt is wanted.
     """
     files: list[InputFile] = []
     left_out: Counter[str] = Counter()
@@ -84,6 +84,10 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
             error("prepare-input", FIELD, message, "name other files, or say what they are: prepare.format, data.file_suffixes")
         )
     findings += _missing_library(files)
+    text = next((file for file in files if file.format is TextFormat.text), None)
+    if has_answers and text is not None:
+        message = f"{text.path} is plain text, which has no fields for a prompt and an answer"
+        findings.append(error("prepare-field", "prepare.prompt_field", message, "leave text out, or prepare it by itself"))
     if findings:
         raise ConfigurationError(findings)
     return Inputs(files=tuple(files), left_out=dict(left_out))

@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.tokens.order import sample_order, size_findings
 from orchestrator.tokens.sources import blend
-from orchestrator.tokens.store import TokenStore
+from orchestrator.tokens.store import TokenStore, open_tokens
 from orchestrator.tokens.windows import PackedWindows, StreamWindows, Windows, packed_table
 from orchestrator.worker.data.batches import BatchReader
 from orchestrator.worker.data.cache import cached_array
@@ -115,4 +115,5 @@ def _document_ends(config: RunConfig, tokens: TokenStore) -> NDArray[np.int64]:
     if tokens.num_documents < MANY_DOCUMENTS:
         return tokens.document_ends
     shape = {"kind": "document ends", "tokens": tokens.identity}
-    return cached_array(Path(config.data.cache_dir), shape, lambda: tokens.document_ends)
+    # A store keeps what it has read: one that is opened for this alone gives the memory back.
+    return cached_array(Path(config.data.cache_dir), shape, lambda: open_tokens(tokens.path).document_ends)

@@ -27,6 +27,7 @@ LIBRARY = tokenizers.__version__
 SETTINGS = "tokenizer_config.json"
 BESIDE_A_TOKENIZER = (SETTINGS, "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
 """What a Hugging Face folder has beside its ``tokenizer.json``."""
+_PARTS_OF_A_TOKENIZER = ("tokenizer*", "vocab*", "*.model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,8 @@ def _named_ends(settings: Path) -> Iterator[str]:
 
 def _convert(source: Path, folder: Path) -> None:
     try:
+        if not any(file for pattern in _PARTS_OF_A_TOKENIZER for file in source.glob(pattern)):
+            raise ValueError("it holds no tokenizer")
         from transformers import AutoTokenizer
 
         loaded = AutoTokenizer.from_pretrained(str(source), local_files_only=True)

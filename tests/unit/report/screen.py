@@ -15,15 +15,16 @@ _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
 class Terminal:
-    """A pseudo terminal of ``columns``; programs write to ``file``, and ``shown`` is its screen with all that scrolled away."""
+    """A pseudo terminal; programs write to ``file``. One that does not ``read`` stands still, as after Ctrl-S."""
 
-    def __init__(self, columns: int = 100, rows: int = 40) -> None:
+    def __init__(self, columns: int = 100, rows: int = 40, *, read: bool = True) -> None:
         self._master, self._slave = pty.openpty()
         self.resize(columns, rows)
         self.file: TextIO = os.fdopen(os.dup(self._slave), "w", encoding="utf-8")
         self._written = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        if read:
+            self._reader.start()
 
     def resize(self, columns: int, rows: int = 40) -> None:
         """Change the size of the window."""

@@ -32,7 +32,11 @@ class _Handler(BaseHTTPRequestHandler):
             query = json.loads(body)
             name, variables = re.search(r"(?:query|mutation)\s+(\w+)", query["query"]).group(1), query.get("variables") or {}  # type: ignore[union-attr]
             self.server.asked.append((name, variables))
-            data = _data(name, variables, f"http://127.0.0.1:{self.server.server_port}")
+            data = (
+                {"createRunFiles": None}
+                if self.server.kills and name == "CreateRunFiles"
+                else _data(name, variables, f"http://127.0.0.1:{self.server.server_port}")
+            )
             content = {"data": data} if data else {"errors": [{"message": f"{name} is not known here"}]}
         else:
             self.server.uploaded.append(body.decode(errors="replace"))
@@ -49,13 +53,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """``queries`` and ``uploads`` say what it does with each: ``works``, ``hangs``, or a status."""
+    """``queries`` and ``uploads`` say what it does with each: ``works``, ``hangs``, or a status.
+
+    ``kills``: it gives an answer that W&B's own service crashes at.
+    """
 
     daemon_threads = True
 
-    def __init__(self, *, queries: str, uploads: str) -> None:
+    def __init__(self, *, queries: str, uploads: str, kills: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.queries, self.uploads = queries, uploads
+        self.queries, self.uploads, self.kills = queries, uploads, kills
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.uploaded: list[str] = []
 
@@ -81,9 +88,9 @@ def refusing() -> dict[str, str]:
 
 
 @contextmanager
-def served(*, queries: str = WORKS, uploads: str = WORKS) -> Iterator[Server]:
+def served(*, queries: str = WORKS, uploads: str = WORKS, kills: bool = False) -> Iterator[Server]:
     """A server for the time of the context."""
-    server = Server(queries=queries, uploads=uploads)
+    server = Server(queries=queries, uploads=uploads, kills=kills)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

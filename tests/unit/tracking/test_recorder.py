@@ -51,7 +51,7 @@ def online(tmp_path_factory, no_account):
     folder = tmp_path_factory.mktemp("online")
     kinds = {f"down: {name}": {"queries": status} for name, status in DOWN.items()}
     kinds |= {f"breaks: {name}": {"uploads": status} for name, status in BREAKS.items()}
-    kinds |= {"works": {}, "shared": {}}
+    kinds |= {"works": {}, "shared": {}, "service dies": {"kills": True}}
     recorders, servers = {}, {}
     with ExitStack() as stack:
         for number, (kind, behaviour) in enumerate(kinds.items()):
@@ -95,6 +95,16 @@ def test_a_server_that_breaks_in_the_middle_leaves_everything_on_the_disk(online
     assert len([line for line in recorder.lines if "W&B lacks a part of the run, which is kept on the disk" in line]) == 1
     assert history(inspected(record["directory"]), "train/loss") == LOSSES
     assert sync_command(recorder.attempt.run_dir) == f"wandb sync --include-online {record['directory']}"
+
+
+def test_a_service_of_wandb_that_dies_leaves_the_whole_run_offline(online):
+    recorder = online[0]["service dies"]
+    record = recorder.tracker.record
+    assert record["mode"] == "offline"
+    assert len([line for line in recorder.lines if "it failed online" in line]) == 1
+    records = inspected(record["directory"])
+    assert history(records, "train/loss") == LOSSES
+    assert summary(records)["metric"] == 2.0
 
 
 def test_a_server_that_works_gets_the_run_and_nothing_is_left_to_upload(online):

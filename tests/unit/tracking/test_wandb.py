@@ -2,112 +2,81 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from orchestrator.config.enums import WandbMode
 from orchestrator.config.tracking import TrackingConfig
-from orchestrator.tracking.tracker import RunDescription
-from orchestrator.tracking.wandb import WandbTracker, decide_mode
+from orchestrator.run_dir import Attempt
+from orchestrator.tracking.description import describe
+from orchestrator.tracking.wandb import WandbTracker, point_name
+from orchestrator.tracking.wandb_mode import decide_mode
+from tests.unit.tracking.records import ACCOUNT, inspected, new_attempt, train_entry, write_metrics
 
-wandb = pytest.importorskip("wandb")
+pytest.importorskip("wandb")
 
-CONFIG = {"seed": 7, "model": {"name": "tiny"}}
+ENTRIES = [train_entry(1, 2.0), train_entry(2, 1.0)]
 
 
 @pytest.fixture
-def no_account(tmp_path, monkeypatch):
-    """A home without a key."""
+def attempt(tmp_path, monkeypatch):
+    """An attempt on a machine without a key, with two entries."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+    for name in ACCOUNT:
         monkeypatch.delenv(name, raising=False)
+    attempt = new_attempt(tmp_path / "run")
+    write_metrics(attempt, ENTRIES)
+    return attempt
 
 
-def description(tmp_path, *, attempt: int = 1) -> RunDescription:
-    attempt_dir = tmp_path / "attempts" / str(attempt)
-    attempt_dir.mkdir(parents=True)
-    return RunDescription(
-        run_name="my run",
-        attempt_dir=attempt_dir,
-        config=CONFIG,
-        plan={"verdict": "feasible"},
-        ds_config={"train_batch_size": 8},
-    )
-
-
-def inspect(directory: str, *arguments: str) -> list[dict]:
-    executable = Path(sys.executable).with_name("wandb")
-    done = subprocess.run(
-        [executable, "leet", "inspect", "--json", *arguments, directory], capture_output=True, text=True, check=True, timeout=60
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.usefixtures("no_account")
-def test_an_offline_run_holds_config_metrics_and_summary(tmp_path):
-    said: list[str] = []
-    tracker = WandbTracker(TrackingConfig(wandb=WandbMode.auto, group="group", tags=["a"]), run_id="abc12345", say=said.append)
-    tracker.start(description(tmp_path))
-    for step in (5, 10):
-        tracker.log({"kind": "train", "step": step, "loss": 4.0 - step / 10, "lr": 0.1, "time": 0.0})
-    tracker.log({"kind": "evaluate", "step": 10, "held_out_loss": 2.5, "time": 0.0})
-    tracker.summary({"final_loss": 3.0})
+def recorded(attempt: Attempt, said: list[str], **options) -> WandbTracker:
+    tracker = WandbTracker(TrackingConfig(**options), run_id="abc12345", say=said.append)
+    tracker.start(describe(attempt.path))
+    for entry in ENTRIES:
+        tracker.log(entry)
+    tracker.summary({"final_loss": 1.0})
     tracker.finish(failed=False)
+    return tracker
+
+
+def test_options_name_the_run_and_its_group(attempt):
+    said: list[str] = []
+    options = {"name": "mine", "group": "ours", "job_type": "ablation", "tags": ["a", "b"]}
+    tracker = recorded(attempt, said, wandb=WandbMode.auto, **options)
     assert tracker.record is not None
-    assert (tracker.record["mode"], tracker.record["id"], tracker.record["url"]) == ("offline", "abc12345", None)
     assert said == [f"W&B offline: {tracker.record['directory']}"]
-    records = json.dumps(inspect(tracker.record["directory"]))
-    for expected in (
-        "abc12345",
-        "my run",
-        "group",
-        "feasible",
-        "train_batch_size",
-        "train/loss",
-        "evaluate/held_out_loss",
-        "final_loss",
-    ):
-        assert expected in records
+    (run,) = inspected(tracker.record["directory"])["run"]
+    shown = {name: run[key] for name, key in zip(options, ("display_name", "run_group", "job_type", "tags"), strict=True)}
+    assert shown == options
+    assert run["run_id"] == "abc12345"
 
 
-@pytest.mark.usefixtures("no_account")
-def test_a_second_attempt_continues_the_same_run(tmp_path):
-    directories = []
-    for attempt in (1, 2):
-        tracker = WandbTracker(TrackingConfig(wandb=WandbMode.offline), run_id="abc12345", say=lambda _: None)
-        tracker.start(description(tmp_path, attempt=attempt))
-        tracker.log({"kind": "train", "step": attempt, "loss": 1.0})
-        tracker.finish(failed=attempt == 1)
-        assert tracker.record is not None
-        directories.append(tracker.record["directory"])
-    assert len({Path(directory).name.rsplit("-", 1)[1] for directory in directories}) == 1
-    assert len(set(directories)) == 2
-
-
-@pytest.mark.parametrize("moment", ["start", "log"])
-def test_a_failure_of_wandb_is_said_once_and_stops_nothing(tmp_path, monkeypatch, moment):
+@pytest.mark.parametrize(("moment", "place"), [("start", "init"), ("log", "Run.log"), ("end", "Run.finish")])
+def test_a_failure_of_wandb_is_said_once_and_stops_nothing(attempt, monkeypatch, moment, place):
     said: list[str] = []
 
     def broken(*_args, **_kwargs):
         raise RuntimeError("the service went away\nwith details")
 
-    tracker = WandbTracker(TrackingConfig(wandb=WandbMode.offline), run_id="abc12345", say=said.append)
-    if moment == "start":
-        monkeypatch.setattr(wandb, "init", broken)
-    tracker.start(description(tmp_path))
-    if moment == "log":
-        monkeypatch.setattr(wandb.Run, "log", broken)
-    for step in (1, 2, 3):
-        tracker.log({"kind": "train", "step": step, "loss": 1.0})
-    tracker.summary({"final_loss": 1.0})
-    tracker.finish(failed=False)
+    monkeypatch.setattr(f"wandb.{place}", broken)
+    recorded(attempt, said, wandb=WandbMode.offline)
     failures = [line for line in said if "the service went away" in line]
-    assert len(failures) == 1
+    assert len(failures) == 1, moment
     assert "details" not in failures[0]
+
+
+def test_a_wandb_that_cannot_be_imported_is_said_once(attempt, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert recorded(attempt, said, wandb=WandbMode.offline).record is None
+    (line,) = said
+    assert line.startswith("W&B failed and records no more")
+
+
+def test_a_point_of_a_sweep_is_named_by_the_keys_and_values_it_sets():
+    overrides = ["zero=stage1", "training.train_micro_batch_size_per_gpu=2", "+a.b=[1,2]", "hydra.job.name=x"]
+    assert point_name(overrides) == "zero=stage1 train_micro_batch_size_per_gpu=2 b=[1,2]"
 
 
 @pytest.mark.parametrize(
@@ -135,9 +104,17 @@ def test_online_without_a_key_goes_offline_and_says_so(tmp_path, configured, env
     assert "no key" in decision.notice
 
 
-@pytest.mark.parametrize(("base_url", "mode"), [(None, WandbMode.online), ("https://wandb.example.org", WandbMode.offline)])
-def test_a_key_in_netrc_counts_for_its_own_server(tmp_path, base_url, mode):
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+@pytest.mark.parametrize(
+    ("machine", "base_url", "mode"),
+    [
+        ("api.wandb.ai", None, WandbMode.online),
+        ("api.forge.coreweave.com", None, WandbMode.online),
+        ("api.wandb.ai", "https://wandb.example.org", WandbMode.offline),
+        ("wandb.example.org:8080", "https://wandb.example.org:8080", WandbMode.online),
+    ],
+)
+def test_a_key_in_netrc_counts_for_its_own_server(tmp_path, machine, base_url, mode):
+    (tmp_path / ".netrc").write_text(f"machine {machine} login user password key\n")
     (tmp_path / ".netrc").chmod(0o600)
     environment = {"HOME": str(tmp_path)} | ({"WANDB_BASE_URL": base_url} if base_url else {})
     assert decide_mode(WandbMode.auto, environment).mode is mode

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 
 from orchestrator.config.training import ProfileConfig
 from orchestrator.worker.step_profile import StepProfiles
@@ -62,3 +64,19 @@ def test_a_step_that_fails_leaves_no_half_a_trace(tmp_path):
     with profiles.of_step(2):
         pass
     assert len(list((tmp_path / "profile").iterdir())) == 1
+
+
+def test_a_snapshot_of_cuda_memory_is_written_even_when_the_step_fails(tmp_path, monkeypatch):
+    """What it holds is checked on a GPU (tests/gpu)."""
+    calls = []
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda enabled="all", **_: calls.append(enabled))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: calls.append(Path(file).name))
+    profiles = StepProfiles(ProfileConfig(steps=[7], trace=False, memory=True), tmp_path, rank=3)
+    with profiles.of_step(7):
+        pass
+    assert calls == []
+    profiles = StepProfiles(ProfileConfig(steps=[7], ranks=[3], trace=False, memory=True), tmp_path, rank=3)
+    with pytest.raises(torch.OutOfMemoryError), profiles.of_step(7):
+        raise torch.OutOfMemoryError
+    assert calls == ["all", "rank_3_step_7.memory.pickle", None]
