@@ -13,12 +13,14 @@ from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, o
 
 
 def with_data(config: RunConfig, plan: Plan) -> Plan:
-    """``plan`` with the count of its data, and with what speaks against them; as it is where no data are prepared.
+    """``plan`` with the count of its data, and with what speaks against them; as it is where none are prepared, or none read.
+
+    A script of the user's own reads its own.
 
     The hosts may have data that this machine has not: that they are missing here is no more than a remark.
     """
     named = [*training_paths(config.data), *evaluation_paths(config.data)]
-    if not named or _has_bad_options(plan):
+    if config.training.script is not None or not named or _has_bad_options(plan):
         return plan
     absent = [_not_counted(entry) for entry in named if not is_there(entry.path)]
     if absent:
