@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 
 from orchestrator.commands import (
     calibrate,
+    completion,
     deepspeed_json,
     doctor,
     exact,
@@ -30,6 +31,8 @@ from orchestrator.commands import (
     named_run,
     plan,
     preflight,
+    prepare,
+    results,
     rules,
     slurm_job,
     slurm_restart,
@@ -42,12 +45,14 @@ from orchestrator.commands import (
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
-from orchestrator.config.enums import Command, Estimate, Output
+from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.report import help as help_text
 from orchestrator.report import text
+from orchestrator.report.prepare import PrepareView
+from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
@@ -113,6 +118,8 @@ def run(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(f"orchestrator {metadata.version('orchestrator')}")
         return OK
+    if words[0] in ("-sc", "--shell-completion"):
+        return _completion(words[1:])
     arguments, findings = parse(words)
     if arguments is None:
         return _refuse(findings, as_json=wants_json(words))
@@ -171,6 +178,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     )
     if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
         findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
+    elif flags and arguments.multirun:
+        findings.append(error("multirun", "-m", f"{flags[0]} shows one configuration", "leave -m and its several values out"))
     if arguments.multirun and arguments.command not in (Command.launch, Command.validate):
         fix = "sweep with launch -m, and look at a sweep beforehand with validate -m"
         findings.append(error("multirun", "-m", f"{verb} takes one configuration", fix))
@@ -180,7 +189,9 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
 def _run_command(arguments: Arguments) -> int:
     overrides = [*arguments.overrides, f"command={arguments.command}"]
     if arguments.hydra_flags:
-        return _hydra(arguments, overrides, lambda _composed: None)
+        # Hydra's help is composed without our files
+        words = arguments.overrides if "--hydra-help" in arguments.hydra_flags else overrides
+        return _hydra(arguments, words, lambda _composed: None)
     if arguments.multirun and arguments.command is Command.validate:
         output = Output.json if arguments.wants_json else Output.text
         return _finish(sweep_preview.run(overrides, config_dir=arguments.config_dir), output)
@@ -188,6 +199,8 @@ def _run_command(arguments: Arguments) -> int:
         return _sweep(arguments, overrides)
     if arguments.command is Command.calibrate:
         return _calibrate(arguments)
+    if arguments.command is Command.results:
+        return _results(arguments)
     if arguments.command in _NAMING_COMMANDS:
         return _naming(arguments, *_NAMING_COMMANDS[arguments.command])
     if arguments.command in _RUN_COMMANDS:
@@ -198,6 +211,8 @@ def _run_command(arguments: Arguments) -> int:
     deepspeed_json.unsupported(config)
     if arguments.command is Command.export:
         return _export(arguments, config)
+    if arguments.command is Command.prepare:
+        return _prepare(arguments, config)
     if config.parallelism.auto and arguments.command not in (Command.launch, Command.plan):
         config, _ = _chosen(config)
     if arguments.command is Command.validate and config.estimate is Estimate.exact:
@@ -221,6 +236,27 @@ def _run_command(arguments: Arguments) -> int:
     return _launch(arguments, overrides, prepared)
 
 
+def _completion(words: Sequence[str]) -> int:
+    """``orchestrator -sc install=bash`` for the shell's start-up file, and what the shell asks afterwards."""
+    if problem := completion.problem(words):
+        return _refuse([problem], as_json=False)
+    line = os.environ.get("COMP_LINE", "")
+    is_query = any(word.startswith("query=") for word in words)
+    if is_query and (verbs := completion.verbs_for(line)) is not None:
+        print(" ".join(verbs))
+        return OK
+    os.environ["COMP_LINE"] = completion.without_verb(line)
+    arguments = Arguments(
+        command=Command.launch,
+        overrides=[],
+        hydra_flags=["--shell-completion"],
+        config_dir=completion.config_dir_of(line),
+        multirun=False,
+        wants_help=False,
+    )
+    return _hydra(arguments, list(words), lambda _composed: None)
+
+
 def _naming(arguments: Arguments, split: Split, run: Callable[[Sequence[str]], CommandResult]) -> int:
     """A command whose words are names beside overrides."""
     names, overrides = split(arguments.overrides)
@@ -239,7 +275,19 @@ def _on_run(arguments: Arguments, run: RunCommand) -> int:
         console.print(line, soft_wrap=True)
 
     result = slurm_job.answer(arguments.command, config, run_dir, echo)
-    return _finish(result or run(config, named_run.attempt_of(run_dir), echo), config.output)
+    if result is None:
+        attempt = named_run.attempt_of(run_dir)
+        view = _view(config, console) if config.follow else View.lines
+        # a log has everything that the ranks print: who wants it quiet waits for the end alone
+        with followed(view, console, attempt.path, unusual=lambda _line: False) as shown:
+            result = run(config, attempt, shown)
+    return _finish(result, config.output)
+
+
+def _results(arguments: Arguments) -> int:
+    names, overrides = named_run.split_words(arguments.overrides)
+    config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
+    return _finish(results.run(config, names), config.output)
 
 
 def _calibrate(arguments: Arguments) -> int:
@@ -259,6 +307,18 @@ def _export(arguments: Arguments, config: RunConfig) -> int:
     prepared = export.prepare(config)
     console = _console(json_on_stdout=config.output is Output.json)
     result = export.start(prepared, lambda line: console.print(line, soft_wrap=True))
+    return _finish(result, config.output)
+
+
+def _prepare(arguments: Arguments, config: RunConfig) -> int:
+    findings = prepare.word_findings(arguments.overrides)
+    if findings:
+        raise ConfigurationError(findings)
+    if config.prepare.check:
+        return _finish(prepare.check(config), config.output)
+    console = _console(json_on_stdout=config.output is Output.json)
+    view = PrepareView(console, _view(config, console))
+    result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
     return _finish(result, config.output)
 
 
@@ -316,7 +376,15 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
         for part in parts:
             console.print(part, soft_wrap=True)
 
-    return launch.start(prepared, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True), show)
+    def echo(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    follow = partial(followed, _view(prepared.config, console), console)
+    return launch.start(prepared, echo, show, follow=follow)
+
+
+def _view(config: RunConfig, console: Console) -> View:
+    return view_of(config.view, console, only_if_asked=config.output is Output.json)
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:
@@ -392,10 +460,12 @@ _HELP = {
     Command.export: export.HELP,
     Command.doctor: doctor.HELP,
     Command.preflight: preflight.HELP,
+    Command.prepare: prepare.HELP,
     Command.rules: rules.HELP,
     Command.explain: explain.HELP,
     Command.status: status.HELP,
     Command.logs: logs.HELP,
     Command.stop: stop.HELP,
+    Command.results: results.HELP,
     Command.calibrate: calibrate.HELP,
 }

@@ -79,11 +79,12 @@ def read_controller(attempt: Path) -> ControllerRecord | None:
 
 
 def read_outcome(attempt: Path) -> dict[str, Any] | None:
-    """How the attempt ended; None while it goes on, or if its controller died."""
+    """How the attempt ended; None while it goes on, if its controller died, or if the record is damaged."""
     try:
-        return read_json(attempt / OUTCOME)
+        outcome = read_json(attempt / OUTCOME)
     except (OSError, ValueError):
         return None
+    return outcome if isinstance(outcome, dict) and outcome.keys() >= {"status", "reason"} else None
 
 
 def request_stop(attempt: Path, how: Stop) -> None:

@@ -12,7 +12,7 @@ when the attempt has ended, so that a rank that starts too late knows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,8 @@ EXPIRE_SECONDS = 18.0
 OVER_EXIT_CODE = 87
 """A rank that ends because its lease is over ends with this."""
 _LOOK_SECONDS = 0.5
+_ANCIENT_SECONDS = 3600.0
+"""No clocks are so far apart: a lease that is older, by its date, is over."""
 _RECORD = "{beat:<20d} {request:<20s}\n"
 
 
@@ -113,20 +115,40 @@ class LeaseWatch:
 
 def is_renewed(attempt: Path) -> bool:
     """Whether somebody renews the lease of an attempt. Takes ``EXPIRE_SECONDS`` if nobody does, and else hardly any time."""
-    path = attempt / LEASE
-    try:
-        if abs(time.time() - path.stat().st_mtime) < 2 * RENEW_SECONDS:
-            return True
-    except OSError:
-        return False
+    return attempt in renewed([attempt])
+
+
+def renewed(attempts: Sequence[Path]) -> set[Path]:
+    """Those attempts whose lease somebody renews.
+
+    Takes ``EXPIRE_SECONDS`` if nobody renews one of them, however many there are, and else hardly any time.
+    """
+    alive: set[Path] = set()
+    watched: dict[Path, bytes] = {}
+    for attempt in attempts:
+        try:
+            age = abs(time.time() - (attempt / LEASE).stat().st_mtime)
+            if age < 2 * RENEW_SECONDS:
+                alive.add(attempt)
+            elif age < _ANCIENT_SECONDS:
+                watched[attempt] = (attempt / LEASE).read_bytes()
+        except OSError:
+            continue
     # an old one, or another clock: wait whether it moves
     until = time.monotonic() + EXPIRE_SECONDS
-    first = path.read_bytes()
-    while time.monotonic() < until:
+    while watched and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
-        if path.read_bytes() != first:
-            return True
-    return False
+        moved = {attempt for attempt, first in watched.items() if _content(attempt) not in (first, None)}
+        alive |= moved
+        watched = {attempt: first for attempt, first in watched.items() if attempt not in moved}
+    return alive
+
+
+def _content(attempt: Path) -> bytes | None:
+    try:
+        return (attempt / LEASE).read_bytes()
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> tuple[int, Request]:

@@ -6,6 +6,7 @@
       sweep.json          what it was started with, and what it looks for
       0/ 1/ 2/ ...        one directory a point: the run directory of its run (``run_dir.py``), and
         point.json        what it is and how it stands, written when it starts and when it ends
+        config.json       its resolved configuration, also where it never became a run
 
 A point is known by its configuration's hash: numbers change with the words of a sweep, the hash does not.
 """
@@ -23,8 +24,9 @@ from typing import Any
 from orchestrator.run_dir import read_json, write_json
 
 POINT = "point.json"
+POINT_CONFIG = "config.json"
 SWEEP = "sweep.json"
-_OF_ONE_START = (
+OF_ONE_START = (
     "command",
     "output",
     "view",
@@ -43,6 +45,22 @@ _OF_ONE_START = (
     "checkpoint.resume",
 )
 """Options that say how one start goes, not what is trained."""
+
+
+_HOW_IT_IS_STARTED = (
+    "preflight",
+    "tracking",
+    "launcher.backend",
+    "launcher.detach",
+    "launcher.master_addr",
+    "launcher.master_port",
+    "launcher.ssh_arguments",
+    "launcher.connect_seconds",
+    "launcher.hang_timeout",
+    "launcher.stop_seconds",
+    "launcher.slurm",
+)
+"""Options that a sweep may change when it goes on: its points stay the same."""
 
 
 class PointStatus(StrEnum):
@@ -139,7 +157,7 @@ def read_points(sweep_dir: Path) -> dict[Path, SweepPoint]:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """A hash of what is trained: of a resolved configuration without what one start of it alone is told (16 hex digits)."""
-    kept = _without(config, _OF_ONE_START)
+    kept = _without(config, (*OF_ONE_START, *_HOW_IT_IS_STARTED))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

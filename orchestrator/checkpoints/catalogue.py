@@ -1,7 +1,8 @@
 """The checkpoints of a run: which are complete, which is the newest, which may go, and whether a run can resume from one.
 
 A checkpoint is a folder ``global_step{N}`` with a manifest. The manifest is written last and lists the files, so a folder
-without one is a save that never ended, and one that has lost a file is no checkpoint any more.
+without one is a save that never ended, and one that has lost a file is no checkpoint any more. The best is the one whose
+manifest has the lowest held-out loss; the file ``best`` beside them names it for people.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.findings import Finding, error, info, warning
 
 MANIFEST = "manifest.json"
+BEST = "best"
+"""The tag of the best checkpoint: the name of a file beside them, and a word for it."""
 TAG_PATTERN = re.compile(r"global_step(\d+)")
 DROPOUT_SUFFIXES = ("dropout", "pdrop")
 """How Hugging Face's names for dropout probabilities end: they shape no weight, and a resumed run may change them."""
@@ -45,6 +48,8 @@ class Manifest:
     fixed_options: Mapping[str, Any]
     hf_config: Mapping[str, Any]
     created: float
+    held_out_loss: float | None = None
+    """Measured after ``step`` steps; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +68,17 @@ def tag_of(step: int) -> str:
 
 def write_manifest(tag_dir: Path, manifest: Manifest) -> None:
     """Declare the checkpoint in ``tag_dir`` complete, with the size of each of its files: the last act of a save."""
-    temporary = tag_dir / f".{MANIFEST}"
-    files = [path for path in tag_dir.rglob("*") if path.is_file() and path.name[0] != "."]
+    names = (path for path in tag_dir.rglob("*") if path.is_file() and path.name[0] != ".")
+    files = [path for path in names if path != tag_dir / MANIFEST]
     sizes = {str(path.relative_to(tag_dir)): path.stat().st_size for path in files}
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({**asdict(manifest), "files": sizes}, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(tag_dir / MANIFEST)
+    _write(tag_dir / MANIFEST, json.dumps({**asdict(manifest), "files": sizes}, indent=2) + "\n")
+
+
+def record_held_out_loss(tag_dir: Path, loss: float) -> None:
+    """Add to a complete checkpoint the loss that was measured after it was saved."""
+    manifest = _read_manifest(tag_dir)
+    if manifest is not None:
+        write_manifest(tag_dir, replace(manifest, held_out_loss=loss))
 
 
 def complete_checkpoints(checkpoint_dir: Path) -> list[Checkpoint]:
@@ -89,6 +97,12 @@ def newest(checkpoint_dir: Path) -> Checkpoint | None:
     return found[-1] if found else None
 
 
+def best(checkpoint_dir: Path) -> Checkpoint | None:
+    """The complete checkpoint with the lowest held-out loss, of equal ones the first; None if none was measured."""
+    measured = [found for found in complete_checkpoints(checkpoint_dir) if found.manifest.held_out_loss is not None]
+    return min(measured, key=lambda checkpoint: checkpoint.manifest.held_out_loss or 0.0, default=None)
+
+
 def clear_tag(tag_dir: Path) -> None:
     """Make room for a save. The manifest goes first, so that a half-removed checkpoint is none."""
     (tag_dir / MANIFEST).unlink(missing_ok=True)
@@ -96,10 +110,16 @@ def clear_tag(tag_dir: Path) -> None:
         shutil.rmtree(tag_dir)
 
 
-def remove_old(checkpoint_dir: Path, keep: int) -> list[str]:
-    """Remove all but the newest ``keep`` complete checkpoints (0 keeps all), and return the tags removed."""
+def remove_old(checkpoint_dir: Path, keep: int, *, keep_best: bool = False) -> list[str]:
+    """Remove all but the newest ``keep`` complete checkpoints (0 keeps all), and return the tags removed.
+
+    ``keep_best``: the best stays as well, and the file ``best`` names it.
+    """
     complete = complete_checkpoints(checkpoint_dir)
-    old = complete[:-keep] if keep > 0 else []
+    kept = best(checkpoint_dir) if keep_best else None
+    if kept is not None:
+        _write(checkpoint_dir / BEST, kept.tag + "\n")
+    old = [checkpoint for checkpoint in (complete[:-keep] if keep > 0 else []) if checkpoint != kept]
     for checkpoint in old:
         clear_tag(checkpoint.path)
     return [checkpoint.tag for checkpoint in old]
@@ -200,6 +220,17 @@ def _read_manifest(tag_dir: Path) -> Manifest | None:
         values = json.loads((tag_dir / MANIFEST).read_text(encoding="utf-8"))
         if any((tag_dir / name).stat().st_size != size for name, size in values["files"].items()):
             return None
-        return Manifest(**{field.name: values[field.name] for field in fields(Manifest)})
+        needed = {field.name: values[field.name] for field in fields(Manifest) if field.default is MISSING}
+        return Manifest(**needed, held_out_loss=values.get("held_out_loss"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Readers see all of it or the file before it, also after a loss of power."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

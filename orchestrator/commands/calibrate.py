@@ -193,6 +193,9 @@ def _cores_per_host(runs: Sequence[FinishedRun]) -> int | None:
     threads = sorted({_threads(run) for run in runs})
     if len(threads) == 1:
         return None
+    if shared:
+        message = f"processes of the runs shared {cores} cores among them, and OMP_NUM_THREADS would change that now"
+        raise ConfigurationError([error("calibrate-mixed", "command", message, "unset OMP_NUM_THREADS")])
     message = f"processes of the runs had {', '.join(map(str, threads))} threads, which are not {cores} cores shared out"
     fix = "run them all with the same OMP_NUM_THREADS, or all without it"
     raise ConfigurationError([error("calibrate-mixed", "command", message, fix)])

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from orchestrator.checkpoints.catalogue import Checkpoint, complete_checkpoints
+from orchestrator.checkpoints.catalogue import BEST, Checkpoint, best, complete_checkpoints
 from orchestrator.checkpoints.export_request import RESULT, ExportRequest
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.config.enums import Precision
@@ -35,6 +35,7 @@ The run in run_dir says what its model is; only run_dir, export.* and output may
 Examples:
   orchestrator export run_dir=runs/books
   orchestrator export run_dir=runs/books export.tag=global_step500 export.output=/models/books
+  orchestrator export run_dir=runs/books export.tag=best
   orchestrator export run_dir=runs/books export.output=/models/books-fp32 export.dtype=fp32"""
 
 WORKER = "orchestrator.worker.export"
@@ -133,7 +134,11 @@ def _checkpoint(run_dir: Path, tag: str | None) -> tuple[Checkpoint | None, list
         return None, [error("export-checkpoint", "run_dir", message, "name the directory of a run that saved one")]
     if tag is None:
         return complete[-1], []
-    chosen = next((checkpoint for checkpoint in complete if checkpoint.tag == tag), None)
+    if tag == BEST and best(folder) is None:
+        message = f"no checkpoint in {folder} has a held-out loss, so none is the best"
+        fix = f"name one: {', '.join(checkpoint.tag for checkpoint in complete)}"
+        return None, [error("export-checkpoint", "export.tag", message, fix)]
+    chosen = best(folder) if tag == BEST else next((found for found in complete if found.tag == tag), None)
     if chosen is not None:
         return chosen, []
     state = "is not complete" if tag and Path(tag).name == tag and (folder / tag).exists() else "is not there"

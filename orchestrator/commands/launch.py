@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -17,19 +17,21 @@ from orchestrator.commands import out_of_memory, slurm, slurm_restart
 from orchestrator.commands.compile import compiled
 from orchestrator.commands.out_of_memory import OutOfMemory
 from orchestrator.commands.own_script import resumed_script, script_entry
+from orchestrator.commands.paths import absolute_paths, with_absolute_paths
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.receipt import with_receipt
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
+from orchestrator.commands.resumed_data import changed_data
 from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.commands.validate import refusal
-from orchestrator.config.enums import LauncherBackend
-from orchestrator.config.load import combine_overrides, quoted, run_config_from_dict
+from orchestrator.config.enums import LauncherBackend, View
+from orchestrator.config.load import combine_overrides, quoted
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import ControllerRecord
 from orchestrator.deepspeed_config.resume import fixed_options
 from orchestrator.errors import ConfigurationError
-from orchestrator.findings import Finding, error, has_error
+from orchestrator.findings import Finding, Severity, error, has_error
 from orchestrator.launch.command import HOSTFILE, host_findings, hostfile_text, launch_spec
 from orchestrator.launch.controller import Controller
 from orchestrator.launch.detach import hand_over, sweep_findings
@@ -50,7 +52,6 @@ from orchestrator.run_dir import (
     RunContents,
     checkpoint_dir,
     exclusive,
-    read_json,
     require_new,
     require_usable,
     resume_run,
@@ -68,7 +69,9 @@ Examples:
   orchestrator launch run_dir=runs/books checkpoint.resume=true
   orchestrator launch training.script=train.py 'training.script_arguments=["{trainer_arguments}"]' model=hf model.config_path=.
   orchestrator launch launcher=slurm cluster=dgx_h100 cluster.hosts=4 model=llama_3_8b launcher.slurm.options.time=1-00
-  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true"""
+  orchestrator launch experiment=llama_3_8b_dgx_h100 data.path=/data/books dry_run=true
+  orchestrator launch -m zero=stage1,stage2,stage3 training.train_micro_batch_size_per_gpu=1,2,4 hydra.sweep.dir=sweeps/zero
+  orchestrator launch -m sweep.resume=true hydra.sweep.dir=sweeps/zero"""
 
 Echo = Callable[[str], None]
 _WORDS_OF_ONE_START = {"run_dir", "output", "view", "dry_run", "checkpoint.resume", "sweep.resume"}
@@ -140,25 +143,34 @@ def prepare(config: RunConfig, words: CommandWords, *, starts_over: bool = False
     )
 
 
-def start(prepared: PreparedLaunch, echo: Echo, show: Callable[[Iterable[RenderableType]], None]) -> CommandResult:
+def start(
+    prepared: PreparedLaunch,
+    echo: Echo,
+    show: Callable[[Iterable[RenderableType]], None],
+    *,
+    follow: Callable[[Path], AbstractContextManager[Echo]] | None = None,
+) -> CommandResult:
     """Freeze the request, start the launcher and follow it to its end.
 
-    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on.
+    ``show`` receives the plan and the command before the start, ``echo`` progress lines while the run goes on; or what
+    ``follow`` makes of an attempt, for as long as it runs here.
     """
     config, plan = prepared.config, prepared.plan
     if submits_a_job(config):
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
+        show(_announcement(prepared))
         return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
         attempt = _freeze(prepared)
         spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
-        show([*text.plan_report(plan), *text.findings_report(prepared.remarks)])
-        show(text.command_report(spec.shell(), attempt.path))
+        show(_announcement(prepared))
+        if config.view is not View.quiet or config.dry_run:
+            show(text.command_report(spec.shell(), attempt.path))
         if config.dry_run:
             return _dry_run(spec, attempt)
         if not config.launcher.detach:
             slurm_restart.keep_job(config)
-            outcome = Controller(attempt.path, spec, private=private_variables(), echo=echo).run()
+            with nullcontext(echo) if follow is None else follow(attempt.path) as shown:
+                outcome = Controller(attempt.path, spec, private=private_variables(), echo=shown).run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
@@ -172,6 +184,16 @@ def command_words(config: RunConfig, overrides: Sequence[str], config_dir: Path 
     return CommandWords(overrides=tuple(combine_overrides(kept, paths)), config_dir=directory)
 
 
+def _announcement(prepared: PreparedLaunch) -> list[RenderableType]:
+    """What people are told before the start; if they want it quiet, only what is to be feared."""
+    if prepared.config.view is View.quiet and not prepared.config.dry_run:
+        findings = [
+            finding for finding in (*prepared.plan.findings, *prepared.remarks) if finding.severity is not Severity.info
+        ]
+        return text.findings_report(findings)
+    return [*text.plan_report(prepared.plan), *text.findings_report(prepared.remarks)]
+
+
 def require_attached(config: RunConfig) -> None:
     """Make sure that the point of a sweep is one that can be waited for.
 
@@ -180,30 +202,6 @@ def require_attached(config: RunConfig) -> None:
     """
     if findings := sweep_findings(config.launcher):
         raise ConfigurationError(findings)
-
-
-def absolute_paths(config: RunConfig) -> dict[str, str]:
-    """The options that name a file or folder and are set, absolute."""
-    paths = {
-        "model.config_path": config.model.config_path,
-        "model.pretrained": config.model.pretrained,
-        "cluster.hostfile": config.cluster.hostfile,
-        "offload.nvme_path": config.offload.nvme_path,
-        "data.path": config.data.path,
-        "data.cache_dir": config.data.cache_dir,
-        "data.tokenizer_path": config.data.tokenizer_path,
-        "training.script": config.training.script,
-    }
-    return {option: str(Path(os.path.expanduser(path)).absolute()) for option, path in paths.items() if path}  # noqa: PTH111 - Path's raises for unknown users
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers run elsewhere and later: every path of the configuration becomes absolute."""
-    config = replace(config, run_dir=str(Path(os.path.expanduser(config.run_dir)).absolute()))  # noqa: PTH111 - Path's raises for unknown users
-    for option, path in absolute_paths(config).items():
-        section, name = option.split(".")
-        config = replace(config, **{section: replace(getattr(config, section), **{name: path})})
-    return config
 
 
 def _resumed(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str | None, list[Finding]]:
@@ -234,24 +232,10 @@ def _resume_tag(config: RunConfig, plan: Plan, run_dir: Path) -> tuple[str, list
         hf_config=plan.model.hf_config,
         max_steps=config.training.max_steps,
     )
-    findings += _changed_data(config, run_dir)
+    findings += changed_data(config, run_dir)
     if has_error(findings):
         raise ConfigurationError(findings)
     return checkpoint.tag, findings
-
-
-def _changed_data(config: RunConfig, run_dir: Path) -> list[Finding]:
-    """A data position means nothing in other data, or in the same data in another order."""
-    earlier = run_config_from_dict(read_json(run_dir / "request" / "config.json"))
-    values: dict[str, tuple[Any, Any]] = {"seed": (earlier.seed, config.seed)}
-    for field in fields(config.data):
-        if field.name != "cache_dir":
-            values[f"data.{field.name}"] = (getattr(earlier.data, field.name), getattr(config.data, field.name))
-    return [
-        error("resume-data", name, f"the run reads its data with {before}, now it is {after}", f"{name}={before}, or a new run")
-        for name, (before, after) in values.items()
-        if before != after
-    ]
 
 
 def run_contents(config: RunConfig, plan: Plan, words: CommandWords) -> RunContents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.commands.data_counts import with_data
 from orchestrator.commands.own_script import script_findings
 from orchestrator.commands.pretrained import gives_the_shape, pretrained_findings, spoken_of_pretrained, with_pretrained_shape
 from orchestrator.config.schema import RunConfig
@@ -28,7 +29,8 @@ def plan_run(config: RunConfig, *, hosts: tuple[Host, ...] | None = None) -> Pla
     plan = make_plan(shaped, hosts=hosts, machine_memory_bytes=memory_limit_bytes(), earlier_findings=findings)
     if gives_the_shape(config):
         plan = replace(plan, findings=tuple(spoken_of_pretrained(plan.findings)))
-    return plan.with_findings([*pretrained_findings(shaped, plan.model), *script_findings(config)])
+    plan = plan.with_findings([*pretrained_findings(shaped, plan.model), *script_findings(config)])
+    return with_data(config, plan)
 
 
 def fixes_for(config: RunConfig, plan: Plan, *, hosts: tuple[Host, ...] | None = None) -> tuple[Fix, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.launch import with_absolute_paths
+from orchestrator.commands.paths import with_absolute_paths
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.readiness import readiness
 from orchestrator.commands.result import CommandResult

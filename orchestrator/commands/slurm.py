@@ -30,6 +30,7 @@ from orchestrator.launch.slurm.script import JOB_SCRIPT, JobScript
 from orchestrator.launch.transport import python_command
 from orchestrator.report import text
 from orchestrator.run_dir import CommandWords, newest_attempt, write_text
+from orchestrator.tokens.sources import data_paths, is_there
 
 Echo = Callable[[str], None]
 Show = Callable[[Iterable[RenderableType]], None]
@@ -69,12 +70,11 @@ def login_refusal(config: RunConfig) -> CommandResult | None:
     """
     findings = [] if config.dry_run else program_findings()
     if config.preflight.enabled and not config.dry_run:
-        named = {"data.path": config.data.path, "data.tokenizer_path": config.data.tokenizer_path}
         fix = f"correct the path; if only the hosts of the job have it: dry_run=true, and sbatch {JOB_SCRIPT} by hand"
         findings += [
             error("data-file", option, f"{path} does not exist on this login node", fix)
-            for option, path in named.items()
-            if path and not Path(path).exists()
+            for option, path in data_paths(config.data).items()
+            if not is_there(path)
         ]
     if not findings:
         return None

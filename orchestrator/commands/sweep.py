@@ -7,13 +7,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
 from orchestrator.commands.sweep_places import LOCKS, settle_all
@@ -48,6 +51,8 @@ class PreparedSweep:
     config_dir: Path | None
     working_directory: str
     is_new: bool
+    view: tuple[str, ...] = ()
+    """The word on how this start is shown, which a later one does not inherit."""
 
     @property
     def sweep_dir(self) -> Path:
@@ -58,7 +63,7 @@ class PreparedSweep:
     def words(self) -> list[str]:
         """What Hydra is told."""
         given = self.multirun.given
-        words = [*self.overrides, f"hydra.sweep.dir={quoted(str(self.sweep_dir))}", "command=launch"]
+        words = [*self.overrides, *self.view, f"hydra.sweep.dir={quoted(str(self.sweep_dir))}", "command=launch"]
         # a point's directory is its run's: what Hydra would leave there for a refused one tells nothing
         words += [] if "hydra.output_subdir" in given else ["hydra.output_subdir=null"]
         words += [] if "hydra/hydra_logging" in given else ["hydra/hydra_logging=disabled"]
@@ -74,25 +79,33 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
     Raises:
         ConfigurationError: with every problem.
     """
-    multirun = load_multirun(given, config_dir=config_dir)
     overrides, directory = tuple(given), str(Path.cwd())
-    recorded = _recorded(multirun.sweep_dir)
-    if multirun.options.resume and recorded is not None:
-        sweep_dir = multirun.sweep_dir
-        overrides = tuple(combine_overrides(recorded.overrides, given))
+    recorded = None
+    sweep_dir = _given(given, "hydra.sweep.dir")
+    if _given(given, "sweep.resume") is True and sweep_dir is not None:
+        sweep_dir = Path(str(sweep_dir)).expanduser().absolute()
+        recorded = _recorded(sweep_dir)
+    if recorded is not None:
+        overrides = (*combine_overrides(recorded.overrides, given), f"hydra.sweep.dir={quoted(str(sweep_dir))}")
         config_dir = config_dir or (Path(recorded.config_dir) if recorded.config_dir else None)
         directory = recorded.working_directory
         with suppress(FileNotFoundError):
             # relative paths among the recorded words begin there
             os.chdir(directory)
-        multirun = replace(load_multirun(overrides, config_dir=config_dir), sweep_dir=sweep_dir)
+    multirun = load_multirun(overrides, config_dir=config_dir)
+    recorded = recorded or _recorded(multirun.sweep_dir)
     findings = [*_word_findings(multirun), *_directory_findings(multirun, recorded), *_optuna_findings(multirun)]
     if findings:
         raise ConfigurationError(findings)
     require_usable(multirun.sweep_dir)
     kept = tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START)
     return PreparedSweep(
-        multirun=multirun, overrides=kept, config_dir=config_dir, working_directory=directory, is_new=recorded is None
+        multirun=multirun,
+        overrides=kept,
+        config_dir=config_dir,
+        working_directory=directory,
+        is_new=recorded is None,
+        view=tuple(word for word in given if word.split("=")[0] == "view"),
     )
 
 
@@ -195,6 +208,16 @@ def _best(points: Sequence[SweepPoint], direction: Direction) -> SweepPoint | No
     measured = [point for point in points if point.metric is not None]
     sign = 1.0 if direction is Direction.minimize else -1.0
     return min(measured, key=lambda point: sign * (point.metric or 0.0), default=None)
+
+
+def _given(words: Sequence[str], key: str) -> Any:
+    """The value that the last word on an option gives it; None without one."""
+    named = [word for word in words if word.split("=", 1)[0] == key]
+    try:
+        return OverridesParser.create().parse_override(named[-1]).value() if named else None
+    except (HydraException, OmegaConfBaseException):
+        # composing says what is wrong with it
+        return None
 
 
 def _record(sweep: PreparedSweep, created: float) -> None:

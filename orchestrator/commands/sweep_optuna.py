@@ -5,6 +5,7 @@ Loaded only where Optuna is chosen.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,9 @@ class _RecordingSweeper(OptunaSweeperImpl):
             if trial.state is TrialState.FAIL and not _is_done(trial) and trial.params and trial.params not in known:
                 known.append(trial.params)
                 if not _waits(study, trial.params):
-                    study.enqueue_trial(trial.params)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                        study.enqueue_trial(trial.params)
         self.n_trials = max(0, self.n_trials - len(done))
 
 

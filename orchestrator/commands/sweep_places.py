@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.commands import slurm
 from orchestrator.commands.objective import ObjectiveError, objective
@@ -14,7 +16,7 @@ from orchestrator.control import read_controller, read_outcome
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.ending.status import Status
 from orchestrator.launch.locks import is_locked
-from orchestrator.lease import is_renewed
+from orchestrator.lease import renewed
 from orchestrator.run_dir import newest_started
 from orchestrator.sweep_point import PointStatus, SweepPoint, read_points
 
@@ -64,11 +66,10 @@ def settled(directory: Path, point: SweepPoint, metric: str | None) -> SweepPoin
         return with_objective(replace(point, exit_code=OK, ended=ended), directory, metric)
     if point.status is not PointStatus.running:
         return point
-    if outcome.get("status") == Status.interrupted:
-        interrupted = PointStatus.interrupted
-        return replace(point, status=interrupted, reason=outcome["reason"], exit_code=INTERRUPTED, ended=ended)
     if outcome:
-        return replace(point, status=PointStatus.failed, reason=outcome["reason"], exit_code=RUN_FAILED, ended=ended)
+        is_interrupted = outcome.get("status") == Status.interrupted
+        status, code = (PointStatus.interrupted, INTERRUPTED) if is_interrupted else (PointStatus.failed, RUN_FAILED)
+        return replace(point, status=status, reason=reason_of(outcome), exit_code=code, ended=ended)
     if _is_handed_over(directory):
         return point
     reason = "the process that ran it was killed"
@@ -82,6 +83,12 @@ def settle_all(sweep_dir: Path, metric: str | None) -> None:
             now = settled(directory, point, metric)
             if now != point:
                 now.write(directory)
+
+
+def reason_of(outcome: Mapping[str, Any]) -> str:
+    """Why a run has ended as it did, with the last thing it said."""
+    said = [line.strip() for line in outcome.get("lines") or () if line.strip()]
+    return "; its last line: ".join([str(outcome["reason"]), *said[-1:]])
 
 
 def with_objective(point: SweepPoint, directory: Path, metric: str | None) -> SweepPoint:
@@ -98,7 +105,7 @@ def _is_handed_over(directory: Path) -> bool:
     attempt = newest_started(directory)
     controller = None if attempt is None else read_controller(attempt.path)
     if attempt is not None and controller is not None and controller.detached:
-        return is_renewed(attempt.path)
+        return attempt.path in renewed([attempt.path])
     try:
         slurm.require_no_job(directory)
     except ConfigurationError:

@@ -17,16 +17,19 @@ from omegaconf import DictConfig
 
 from orchestrator.checkpoints.catalogue import newest
 from orchestrator.commands import deepspeed_json, launch, plan
+from orchestrator.commands.paths import with_absolute_paths
 from orchestrator.commands.point_devices import point_devices
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
-from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, settled, with_objective
+from orchestrator.commands.sweep_places import LOCKS, lock_of, place_of, reason_of, settled, with_objective
+from orchestrator.config.enums import View
 from orchestrator.config.load import config_from_composed, resolve
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity
 from orchestrator.launch.locks import locked
-from orchestrator.run_dir import checkpoint_dir
-from orchestrator.sweep_point import PointStatus, SweepPoint, config_hash
+from orchestrator.report.view import is_unusual
+from orchestrator.run_dir import checkpoint_dir, write_json
+from orchestrator.sweep_point import POINT_CONFIG, PointStatus, SweepPoint, config_hash
 
 STOPPED = ".stopped"
 """In a sweep's directory: it was interrupted, and no further point starts."""
@@ -90,7 +93,7 @@ class PointTask:
         reserved = Path(hydra.runtime.output_dir)
         overrides = tuple(word for word in hydra.overrides.task if word.split("=")[0] not in _OF_NO_POINT)
         config, refusal = _configuration(composed)
-        values = resolve(composed)[0] if config is None else asdict(launch.with_absolute_paths(config))
+        values = resolve(composed)[0] if config is None else asdict(with_absolute_paths(config))
         identity = config_hash(values)
         with locked(lock_of(self.sweep_dir, identity)):
             with locked(self.sweep_dir / LOCKS / "places"):
@@ -106,6 +109,7 @@ class PointTask:
                 if known is None or self._runs_again(known):
                     known = None
                     record.write(directory)
+                    write_json(directory / POINT_CONFIG, values)
             if directory != reserved:
                 with suppress(OSError):
                     # Hydra has made it, and nothing came into it
@@ -178,7 +182,12 @@ class PointTask:
         prepared = launch.prepare(config, recorded, starts_over=again and not resumes)
         if isinstance(prepared, CommandResult):
             return prepared
-        return launch.start(prepared, lambda line: self.say(f"point {number}: {line}"), lambda _parts: None)
+
+        def echo(line: str) -> None:
+            if config.view is not View.quiet or is_unusual(line):
+                self.say(f"point {number}: {line}")
+
+        return launch.start(prepared, echo, lambda _parts: None)
 
 
 def _configuration(composed: DictConfig) -> tuple[RunConfig | None, str]:
@@ -203,7 +212,7 @@ def _reason(findings: tuple[Finding, ...]) -> str:
 def _payload_reason(result: CommandResult) -> str:
     """Why a run was refused or has failed, as its JSON says it."""
     if "reason" in result.payload:
-        return str(result.payload["reason"])
+        return reason_of(result.payload)
     entries = [*result.payload.get("findings", ())]
     for host in result.payload.get("hosts", {}).values():
         entries += host.get("findings", ())

@@ -15,7 +15,8 @@ Examples:
   orchestrator validate experiment=llama_2_70b_64_hosts cluster.hosts=16
   orchestrator validate model=hf model.config_path=/models/my-llama cluster=l40s output=json
   orchestrator validate deepspeed_json=ds_config.json world_size=8 model=llama_3_8b
-  orchestrator validate model=llama_3_1b zero=stage2 estimate=exact"""
+  orchestrator validate model=llama_3_1b zero=stage2 estimate=exact
+  orchestrator validate -m model=llama_3_1b cluster=dgx_h100 zero=stage1,stage2,stage3"""
 
 
 def run(config: RunConfig) -> CommandResult:

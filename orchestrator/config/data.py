@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
-
 from orchestrator.config.enums import DataSource, Packing, TextFormat
 
 
@@ -13,10 +11,10 @@ from orchestrator.config.enums import DataSource, Packing, TextFormat
 class MixtureSource:
     """One source of a mixture."""
 
-    path: str = MISSING
+    path: str | None = None
     """Prepared tokens: a folder of orchestrator prepare, or Megatron's ``.bin``/``.idx`` without the ending."""
     weight: float = 1.0
-    """Share of the training sequences, relative to the other weights."""
+    """Its share of the training sequences is its weight divided by the sum of all weights."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,15 +31,16 @@ class DataConfig:
     evaluation: dict[str, str] = field(default_factory=dict)
     """Further sets to measure the held-out loss on, name to prepared tokens (``data.evaluation.code=/data/code``)."""
     packing: Packing = Packing.stream
-    """stream: sequences are cut from the joined documents; whole_documents: a sequence holds documents that are not cut."""
+    """stream: sequences are cut from the joined documents, without padding; whole_documents: each holds as many documents, in
+    their order, as fit uncut, and padding (a document longer than a sequence is cut into several)."""
     reset_at_documents: bool = False
-    """Attention and positions start anew at each document of a sequence."""
+    """Attention and positions start anew at each document of a sequence, and no token is predicted from another document."""
     file_suffixes: list[str] = field(default_factory=lambda: [".txt", ".md", ".py"])
     """Files of a folder that count, by the end of their name (source text)."""
     cache_dir: str = "~/.cache/orchestrator/data"
     """Where tokenizers and token files are kept; each host needs its own or a shared one."""
     tokenizer_path: str | None = None
-    """A ``tokenizer.json`` to use; null = a byte-level BPE is trained on the text."""
+    """A ``tokenizer.json``, or the folder of a Hugging Face tokenizer; null = a byte-level BPE is trained on the text."""
     tokenizer_vocab_size: int = 4096
     """Entries of the tokenizer that is trained; at most model.vocab_size."""
     max_bytes: int | None = None
@@ -49,7 +48,7 @@ class DataConfig:
     sequence_length: int = 1024
     """Tokens of one training sequence."""
     held_out_fraction: float = 0.02
-    """Share of the sequences that is never trained on."""
+    """Share of the sequences of each source that is never trained on."""
     synthetic_tokens: int = 1_000_000
     """Length of the random token stream (source synthetic)."""
     ignore_fraction: float = 0.0
@@ -60,12 +59,15 @@ class DataConfig:
 class PrepareConfig:
     """``prepare``: from text to token files. The tokenizer is ``data.tokenizer_path``; null trains one on the text."""
 
+    check: bool = False
+    """Make nothing: read the token files of output again and compare them with their checksums."""
     input: list[str] = field(default_factory=list)
-    """Files and folders to read, in this order; what is in a folder is read in sorted order."""
+    """Files and folders to read, in this order; what is in a folder is read in sorted order. .gz and .zst are unpacked."""
     output: str | None = None
     """Folder of the token files. One that is there is gone on with, if it was made from the same."""
     format: TextFormat = TextFormat.auto
-    """What the input is; auto = by the ending of each file."""
+    """What the input is; auto = by the ending of each file: .jsonl, .ndjson, .parquet, data.file_suffixes for text; a dataset
+    is a folder."""
     text_field: str = "text"
     """Field or column that holds the text (jsonl, parquet, dataset)."""
     prompt_field: str | None = None
@@ -73,8 +75,9 @@ class PrepareConfig:
     answer_field: str | None = None
     """Field that holds the answer to the prompt."""
     processes: int | None = None
-    """Processes that make tokens; null = one a core."""
+    """Processes that make tokens; null = one for each core this may use. The tokens do not depend on it."""
     shard_tokens: int = 100_000_000
-    """Tokens of one token file, about; one that is complete is not made again."""
+    """Tokens of one token file: it ends with the group of documents, about 1 MiB, that reaches so many. One that is complete
+    is not made again."""
     max_bad_fraction: float = 0.0
     """Share of the documents that may be unreadable and left out, 0 to 1; each is counted and named."""

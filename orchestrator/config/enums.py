@@ -13,6 +13,7 @@ class Command(StrEnum):
     compile = "compile"
     launch = "launch"
     export = "export"
+    prepare = "prepare"
     doctor = "doctor"
     rules = "rules"
     explain = "explain"
@@ -21,6 +22,7 @@ class Command(StrEnum):
     status = "status"
     logs = "logs"
     stop = "stop"
+    results = "results"
 
 
 class Output(StrEnum):

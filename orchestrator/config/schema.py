@@ -291,7 +291,7 @@ class ExportConfig:
     output: str | None = None
     """Folder to write; it must not exist yet. null = ``export`` in run_dir."""
     tag: str | None = None
-    """The checkpoint, as it is called in run_dir/checkpoints; null = the newest complete one."""
+    """The checkpoint, as it is called in run_dir/checkpoints; best = lowest held-out loss; null = the newest complete one."""
     dtype: Precision | None = None
     """Format of the exported weights; null = the run's."""
     max_shard_gb: float = 5.0
@@ -365,7 +365,7 @@ class RunConfig:
     measure: bool = False
     """calibrate: measure this host (offload.nvme_path: its NVMe too); beside run directories, also fit to them."""
     view: View = View.auto
-    """launch, logs: how a run is shown while it goes on; auto = live on a terminal, else lines."""
+    """launch, logs, prepare: how it is shown while it goes on; auto = live on a terminal, else lines."""
     dry_run: bool = False
     """launch: stop before the start and print the command."""
     follow: bool = False

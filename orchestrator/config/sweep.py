@@ -12,11 +12,11 @@ class SweepConfig:
     """``launch -m``: what a sweep looks for, and what happens to its points."""
 
     metric: str | None = None
-    """Objective of each point: any value of its metrics or result; null = the held-out loss, without one the last loss."""
+    """Objective: a number of a point's result.json or metrics; null = the held-out loss, without one the last loss."""
     direction: Direction = Direction.minimize
     """Whether the best point has the least or the most of the metric."""
     resume: bool = False
-    """Go on with the sweep in hydra.sweep.dir: only points without a result are run."""
+    """Go on with the sweep in hydra.sweep.dir: only points that are missing, failed or were interrupted are run."""
 
 
 @dataclass(kw_only=True, slots=True)

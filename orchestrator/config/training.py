@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True, slots=True)
 class ProfileConfig:
-    """What of a training is looked at closely."""
+    """What of a training is looked at closely; the files lie in the attempt's ``profile`` folder."""
 
     steps: list[int] = field(default_factory=list)
     """Optimizer steps to record, counted from 1; empty = none."""
     ranks: list[int] = field(default_factory=lambda: [0])
     """Ranks that record."""
     trace: bool = True
-    """Record a PyTorch trace (time of each operation)."""
+    """Record a PyTorch trace: the time of each operation, for Perfetto or chrome://tracing."""
     memory: bool = False
-    """Record the allocations: a memory snapshot on CUDA, the trace's memory elsewhere."""
+    """Record the allocations: on CUDA a memory snapshot for pytorch.org/memory_viz, elsewhere in the trace."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,17 +38,18 @@ class TrainingConfig:
     freeze: list[str] = field(default_factory=list)
     """Regular expressions; a parameter in whose name one is found is not trained: ``"training.freeze=['layers\\.0\\.']"``."""
     evaluate_at_start: bool = False
-    """Evaluate before the first step as well."""
+    """Evaluate before the first step of the run as well."""
     evaluate_every: int = 0
-    """Optimizer steps between evaluations on the held-out part; 0 = only at the end."""
+    """Optimizer steps between evaluations on the held-out part and the sets of data.evaluation; 0 = only at the end."""
     evaluate_sequences: int = 256
-    """Held-out sequences of one evaluation, at most."""
+    """Sequences of each held-out set that one evaluation measures, at most."""
     log_every: int = 1
     """Optimizer steps between two entries of the metrics."""
     script: str | None = None
     """Your own training script, started on every rank in place of ours (``train.py``)."""
     script_arguments: list[str] = field(default_factory=list)
-    """Arguments of the script; ``{ds_config}``, ``{run_dir}`` and ``{attempt_dir}`` in them become paths."""
+    """Arguments of the script. ``{ds_config}``, ``{output_dir}``, ``{max_steps}``, ... become what they name, and
+    ``{trainer_arguments}`` all that a Hugging Face Trainer needs to agree with the JSON."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """Traces of chosen steps."""
 
@@ -64,7 +65,7 @@ class CheckpointConfig:
     keep: int = 2
     """Newest checkpoints to keep; 0 = all."""
     keep_best: bool = False
-    """Save after each evaluation with the lowest held-out loss so far, and keep the best checkpoint beside the newest."""
+    """Save after each evaluation with the lowest held-out loss so far, and keep the best checkpoint beside the newest ones."""
     save_on_stop: bool = True
     """Save after the step in hand when the run is asked to stop (Ctrl-C once, orchestrator stop, a time limit)."""
     resume: bool = False

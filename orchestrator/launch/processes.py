@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,7 +119,8 @@ def _succeeds(action: Callable[[], object]) -> bool:
         action()
     except (OSError, ValueError, SystemExit) as problem:
         # the terminal has gone, the disk is full, or the log was closed because the run has ended
-        print(f"the run goes on, but its output is lost from here: {problem}", file=sys.__stderr__)
+        with suppress(OSError, ValueError):
+            print(f"the run goes on, but its output is lost from here: {problem}", file=sys.__stderr__)
         return False
     return True
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +13,13 @@ from orchestrator.control import ControllerRecord, read_controller, read_outcome
 from orchestrator.control import State as ControllerState
 from orchestrator.launch.command import HOSTFILE
 from orchestrator.launch.hostfile import read_hostfile
-from orchestrator.lease import is_renewed
+from orchestrator.lease import renewed
+from orchestrator.metrics_file import last_entries
 from orchestrator.presence import PROGRESS, Progress, read_progress, read_ranks
 from orchestrator.run_dir import METRICS, Attempt, read_json
 
 _RATE_ENTRIES = 20
 """Newest entries of the metrics that the time of a step is the mean of."""
-_TAIL_BYTES = 2**16
 
 
 class State(StrEnum):
@@ -101,17 +99,16 @@ def read_run_state(attempt: Attempt) -> RunState:
     Raises:
         OSError, ValueError: its ``config.json`` cannot be read.
     """
-    controller, outcome = read_controller(attempt.path), read_outcome(attempt.path)
-    progress = read_progress(attempt.path)
-    state, reason = _state(attempt.path, controller, outcome, progress)
-    entries = _last_entries(attempt.path / METRICS)
+    state, reason = state_of(attempt.path)
+    progress, outcome = read_progress(attempt.path), read_outcome(attempt.path)
+    entries = last_entries(attempt.path / METRICS)
     trained = [entry for entry in entries if entry.get("kind") == "train"]
     evaluated = [entry for entry in entries if entry.get("kind") == "evaluate"]
     seconds = [float(entry["step_seconds"]) for entry in trained[-_RATE_ENTRIES:]]
     return RunState(
         state=state,
         reason=reason,
-        controller=controller,
+        controller=read_controller(attempt.path),
         progress=progress,
         silent_seconds=_age(attempt.path / PROGRESS),
         max_steps=int(read_json(attempt.path / "config.json")["training"]["max_steps"]),
@@ -124,21 +121,32 @@ def read_run_state(attempt: Attempt) -> RunState:
 
 def state_of(attempt: Path) -> tuple[State, str | None]:
     """The state alone, and why the run ended."""
-    return _state(attempt, read_controller(attempt), read_outcome(attempt), read_progress(attempt))
+    return states_of([attempt])[attempt]
 
 
-def _state(
-    attempt: Path, controller: ControllerRecord | None, outcome: Mapping[str, Any] | None, progress: Progress | None
-) -> tuple[State, str | None]:
+def states_of(attempts: Sequence[Path]) -> dict[Path, tuple[State, str | None]]:
+    """The states of many attempts, and why those that are over ended.
+
+    Takes up to ``lease.EXPIRE_SECONDS`` if controllers seem to have gone, however many.
+    """
+    controllers = {attempt: read_controller(attempt) for attempt in attempts}
+    undecided = [
+        attempt
+        for attempt, controller in controllers.items()
+        if controller is not None and not controller.has_ended and read_outcome(attempt) is None
+    ]
+    alive = renewed(undecided)
+    return {attempt: _state(attempt, controller, is_alive=attempt in alive) for attempt, controller in controllers.items()}
+
+
+def _state(attempt: Path, controller: ControllerRecord | None, *, is_alive: bool) -> tuple[State, str | None]:
+    # read now: the outcome may have come while the lease was watched
+    outcome = read_outcome(attempt)
     if outcome is not None:
         return _ENDINGS.get(outcome["status"], State.failed), str(outcome["reason"])
     if controller is None:
         return State.not_started, None
-    if controller.has_ended or not is_renewed(attempt):
-        # the outcome may have come while we waited
-        late = read_outcome(attempt)
-        if late is not None:
-            return _state(attempt, controller, late, progress)
+    if not is_alive:
         return State.abandoned, f"its controller on {controller.host} (process {controller.pid}) has gone"
     match controller.state:
         case ControllerState.saving:
@@ -147,25 +155,7 @@ def _state(
             return State.stopping, None
         case ControllerState.connecting:
             return State.starting, None
-    return State.running if progress is not None else State.starting, None
-
-
-def _last_entries(path: Path) -> list[dict[str, Any]]:
-    """The newest lines of a file of JSON lines; one that is being written is left out."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    entries = []
-    for line in lines:
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            continue
-    return [entry for entry in entries if isinstance(entry, dict)]
+    return State.running if read_progress(attempt) is not None else State.starting, None
 
 
 def _age(path: Path) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.enums import AttentionImplementation, Family
@@ -43,7 +43,7 @@ class ModelSpec:
     tie_word_embeddings: bool
     attention_implementation: AttentionImplementation
     dropout: float
-    hf_config: Mapping[str, Any]
+    hf_config: Mapping[str, Any] = field(hash=False)
 
     @property
     def facts(self) -> FamilyFacts:

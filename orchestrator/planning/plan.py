@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -45,6 +45,8 @@ class Plan:
     time_unknown: str | None
     """Why there is no time although there is a memory estimate."""
     findings: tuple[Finding, ...]
+    data: Mapping[str, Any] | None = None
+    """What the data amount to (``tokens.counts``), where they were counted; the planner itself reads no data."""
 
     @property
     def verdict(self) -> Verdict:
@@ -79,6 +81,7 @@ class Plan:
             "memory": None if self.memory is None else self.memory.to_dict(),
             "time": None if self.time is None else self.time.to_dict(),
             **unknown,
+            "data": None if self.data is None else dict(self.data),
         }
 
 

@@ -18,6 +18,7 @@ _VERBS = {
     Command.compile: "print the DeepSpeed JSON of the run",
     Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
     Command.export: "write a checkpoint of a run as a Hugging Face folder",
+    Command.prepare: "turn text into token files to train on",
     Command.preflight: "look at every host of the run: can it take part?",
     Command.doctor: "what this machine has, and what to install",
     Command.rules: "list the rules a run is held against, or explain one",
@@ -25,6 +26,7 @@ _VERBS = {
     Command.status: "how a run stands: step, rate, hosts, newest metrics and checkpoint",
     Command.logs: "the log of a run; follow=true until it has ended",
     Command.stop: "end a run from wherever its directory is seen: save and stop, or now=true",
+    Command.results: "runs and sweeps side by side: what varies, how they stand, what came out",
     Command.calibrate: "fit a cluster's speeds to finished runs, or measure them",
 }
 _EXIT_CODES = {

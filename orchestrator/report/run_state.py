@@ -17,7 +17,7 @@ from orchestrator.units import format_count, format_seconds
 
 _NAMES = 4
 """Hosts of a group that are named."""
-_PHASES = {
+PHASES = {
     Phase.start: "the ranks start",
     Phase.data: "the data is prepared",
     Phase.build: "the engine is built",
@@ -51,7 +51,7 @@ def _state_line(state: RunState) -> Text:
     if state.progress is not None:
         line.append(f": step {state.step} of {state.max_steps}")
         if not state.state.is_over:
-            line.append(f", {_PHASES[state.progress.phase]}")
+            line.append(f", {PHASES[state.progress.phase]}")
     return line if state.reason is None else line.append(f"; {state.reason}")
 
 

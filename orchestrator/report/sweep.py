@@ -40,17 +40,18 @@ def sweep_report(
     names = varied([point.overrides for point in points.values()])
     metric = next((point.metric_name for point in points.values() if point.metric_name), "metric")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("point", *names, "status", metric, "why"):
+    for column in ("point", *_short(names), "status", metric):
         table.add_column(column, overflow="fold")
     for point in points.values():
         settings = _settings(point.overrides)
         value = "-" if point.metric is None else f"{point.metric:.6g}"
         status = Text(point.status.value, style=_STYLES[point.status])
         words = [settings.get(name, "-") for name in names]
-        table.add_row(str(point.number), *words, status, value, point.reason or "")
+        table.add_row(str(point.number), *words, status, value)
     counts = {status: sum(point.status is status for point in points.values()) for status in PointStatus}
     told = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count) or "no point was run"
-    lines: list[RenderableType] = [table, Text(f"{told}; {sweep_dir}")]
+    reasons = _reasons([(point.number, f"{point.status}: {point.reason}") for point in points.values() if point.reason])
+    lines: list[RenderableType] = [table, *reasons, Text(f"{told}; {sweep_dir}")]
     if best is not None:
         said = " ".join(f"{name}={_settings(best.overrides).get(name, '-')}" for name in names)
         lines.append(Text(f"best ({direction} {best.metric_name}): point {best.number} with {best.metric:.6g}: {said}"))
@@ -61,16 +62,31 @@ def preview_report(points: Sequence[tuple[int, Sequence[str], Plan | None, str]]
     """One row a point: number, words, plan (None where there is no configuration), and why it cannot run."""
     names = varied([words for _, words, _, _ in points])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("point", *names, "verdict", "device", "of", "host", "of", "step", "tokens/s", "of peak", "why not"):
+    for column in ("point", *_short(names), "verdict", "device", "of", "host", "of", "step", "tokens/s", "of peak"):
         table.add_column(column, overflow="fold")
-    for number, words, plan, reason in points:
+    for number, words, plan, _reason in points:
         settings = _settings(words)
         verdict = "invalid" if plan is None else plan.verdict
         style = "green" if plan is not None and plan.fits else "yellow"
         row = [settings.get(name, "-") for name in names]
-        table.add_row(str(number), *row, Text(verdict, style=style), *_sizes(plan), *_speeds(plan), reason)
+        table.add_row(str(number), *row, Text(verdict, style=style), *_sizes(plan), *_speeds(plan))
     fitting = sum(plan is not None and plan.fits for _, _, plan, _ in points)
-    return [table, Text(f"{fitting} of {len(points)} points can run")]
+    reasons = _reasons([(number, reason) for number, _, _, reason in points if reason])
+    return [table, *reasons, Text(f"{fitting} of {len(points)} points can run")]
+
+
+def _reasons(reasons: Sequence[tuple[int, str]]) -> list[RenderableType]:
+    """A line for each reason, with the points that share it."""
+    numbers: dict[str, list[int]] = {}
+    for number, reason in reasons:
+        numbers.setdefault(reason, []).append(number)
+    return [Text(f"{', '.join(map(str, named))}: {reason}") for reason, named in numbers.items()]
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """The last parts of the options' names where they are enough to tell them apart."""
+    last = [name.rsplit(".", 1)[-1] for name in names]
+    return [short if last.count(short) == 1 else name for short, name in zip(last, names, strict=True)]
 
 
 def _sizes(plan: Plan | None) -> tuple[str, str, str, str]:

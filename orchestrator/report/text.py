@@ -19,6 +19,7 @@ from orchestrator.planning.capacity import DEVICE_MEMORY, HOST_MEMORY, NVME_CAPA
 from orchestrator.planning.fixes import Fix
 from orchestrator.planning.plan import Plan, partition_entry
 from orchestrator.report.accuracy import estimate_note
+from orchestrator.report.data import data_report
 from orchestrator.report.step_time import time_report
 from orchestrator.units import format_bytes, format_count, format_seconds
 
@@ -30,8 +31,8 @@ _ORDER = {Severity.error: 0, Severity.warning: 1, Severity.info: 2}
 
 
 def plan_report(plan: Plan) -> list[RenderableType]:
-    """Model, layout, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
-    report: list[RenderableType] = [_summary(plan)]
+    """Model, layout, data, stages of a pipeline, memory of every class of ranks and host, time, findings, verdict."""
+    report: list[RenderableType] = [_summary(plan), *data_report(plan.data)]
     if plan.partition is not None and len(plan.partition.stages) > 1:
         report.append(_partition_table(plan))
     if plan.memory is not None:
@@ -108,11 +109,15 @@ def result_report(result: Mapping[str, Any], attempt_path: Path, upload: str | N
         "throughput": "-" if rate is None else f"{format_count(rate)} tokens/s",
         "final loss": _number(result["final_loss"]),
         "held-out loss": _number(result["held_out_loss"]),
+        **{f"held-out loss of {name}": _number(loss) for name, loss in result["held_out_losses"].items()},
+        **({} if result["best"] is None else {"best": _best(result["best"])}),
         "entropy of the token frequencies": _number(result["unigram_entropy"]),
         "memory of the fullest rank": _memory(result["memory"]),
         "metrics": str(attempt_path / "metrics.jsonl"),
         "checkpoint": result["checkpoint"] or "none",
     }
+    if result.get("profile"):
+        rows["profile"] = result["profile"]
     if result["wandb"]:
         rows["W&B"] = result["wandb"]["url"] or result["wandb"]["directory"]
     for name, value in rows.items():
@@ -284,6 +289,10 @@ def _plain_table(*columns: str) -> Table:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _best(best: Mapping[str, Any]) -> str:
+    return f"{best['held_out_loss']:.4f} after step {best['step']}, {best['checkpoint'] or 'not kept'}"
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

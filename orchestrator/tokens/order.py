@@ -58,12 +58,12 @@ def sample_order(num_sequences: int, *, held_out_fraction: float, seed: int, sou
     return SampleOrder(num_sequences=num_sequences, num_held_out=num_held_out, seed=seed, source=source)
 
 
-def size_findings(order: SampleOrder, *, name: str, num_tokens: int, sequence_length: int) -> list[Finding]:
-    """An error where source ``name`` has too few tokens for one training sequence."""
-    if order.num_training > 0:
+def size_findings(
+    order: SampleOrder, *, name: str, num_tokens: int, sequence_length: int, is_trained_on: bool = True
+) -> list[Finding]:
+    """An error where ``name`` has no sequence, or none to train on beside those that are held out."""
+    if order.num_training >= int(is_trained_on):
         return []
-    message = (
-        f"{name}: {num_tokens} tokens make {order.num_sequences} sequences of {sequence_length}, "
-        f"of which {order.num_held_out} are held out"
-    )
+    held_out = f", of which {order.num_held_out} are held out" if is_trained_on and order.num_held_out else ""
+    message = f"{name}: {num_tokens} tokens make {order.num_sequences} sequences of {sequence_length}{held_out}"
     return [error("data-size", "data.sequence_length", message, "use more text, shorter sequences, or hold out less")]

@@ -33,14 +33,14 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._lengths: list[NDArray[np.int64]] = []
         self._answers: list[NDArray[np.int32]] = []
-        self._open_length = 0
+        self._open_length: int | None = None
         self.num_tokens = 0
         self._file = self._scratch("bin").open("wb")
 
     @property
     def is_within_document(self) -> bool:
         """Whether the last document has not ended yet."""
-        return self._open_length > 0
+        return self._open_length is not None
 
     def write(
         self,
@@ -62,18 +62,18 @@ class ShardWriter:
         self._file.write(data)
         self.num_tokens += len(tokens)
         if answer_starts is not None:
-            assert len(answer_starts) == len(lengths) and ends_document and not self._open_length
+            assert len(answer_starts) == len(lengths) and ends_document and self._open_length is None
             self._answers.append(answer_starts.astype(np.int32))
         if len(lengths) == 0:
             return
         lengths = lengths.astype(np.int64)
-        lengths[0] += self._open_length
-        self._open_length = 0 if ends_document else int(lengths[-1])
+        lengths[0] += self._open_length or 0
+        self._open_length = None if ends_document else int(lengths[-1])
         self._lengths.append(lengths if ends_document else lengths[:-1])
 
     def close(self, *, bad_documents: int = 0) -> Shard:
         """Complete the files and return what they hold."""
-        if self._open_length:
+        if self._open_length is not None:
             self._lengths.append(np.array([self._open_length], dtype=np.int64))
         lengths = np.concatenate([np.empty(0, dtype=np.int64), *self._lengths])
         _synced_and_closed(self._file)
@@ -97,8 +97,11 @@ class ShardWriter:
             bad_documents=bad_documents,
         )
 
-    def abandon(self) -> None:
-        """Leave the files as they are, incomplete and under their scratch names."""
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What was not closed stays under its scratch name, incomplete."""
         self._file.close()
 
     def _scratch(self, name: str) -> Path:

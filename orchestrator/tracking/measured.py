@@ -12,9 +12,11 @@ from orchestrator.steady import steady_entries
 def result_summary(result: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a ``result.json`` that runs are compared by; the recorder adds what the steps took."""
     names = ("final_loss", "held_out_loss", "unigram_entropy", "metric", "tokens", "tokens_per_second")
-    memory = result["memory"]
+    memory, best = result["memory"], result["best"] or {}
     return {
         **{name: result[name] for name in names},
+        **{f"held_out_loss/{name}": loss for name, loss in result["held_out_losses"].items()},
+        **{f"best/{name}": best[name] for name in ("step", "held_out_loss") if name in best},
         **compared("memory_bytes", memory["predicted_bytes"], memory["measured_bytes"]),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from orchestrator.checkpoints.catalogue import (
     Manifest,
     clear_tag,
     complete_checkpoints,
+    record_held_out_loss,
     remove_old,
     resume_findings,
     tag_of,
@@ -40,9 +41,18 @@ class Position:
 
 
 def save_checkpoint(
-    engine: Any, attempt: WorkerAttempt, spec: ModelSpec, position: Position, data_identity: Mapping[str, Any]
+    engine: Any,
+    attempt: WorkerAttempt,
+    spec: ModelSpec,
+    position: Position,
+    data_identity: Mapping[str, Any],
+    *,
+    held_out_loss: float | None = None,
 ) -> Path:
-    """Save everything a resumed run needs; every rank calls it. The manifest comes last, then old checkpoints go."""
+    """Save everything a resumed run needs; every rank calls it. The manifest comes last, then old checkpoints go.
+
+    ``held_out_loss`` is what was measured at this position, if it was.
+    """
     tag = tag_of(position.step)
     tag_dir = attempt.checkpoint_dir / tag
     if attempt.is_first:
@@ -54,10 +64,17 @@ def save_checkpoint(
     engine.save_checkpoint(str(attempt.checkpoint_dir), tag=tag, client_state=state)
     # DeepSpeed ends with a barrier, and every rank wrote its random states before: all files are there.
     if attempt.is_first:
-        write_manifest(tag_dir, _manifest(attempt, spec, position))
-        remove_old(attempt.checkpoint_dir, attempt.config.checkpoint.keep)
+        write_manifest(tag_dir, replace(_manifest(attempt, spec, position), held_out_loss=held_out_loss))
+        _remove_old(attempt)
     torch.distributed.barrier()
     return tag_dir
+
+
+def add_held_out_loss(attempt: WorkerAttempt, tag_dir: Path, loss: float) -> None:
+    """Note what was measured after a checkpoint was saved, which may make it the best; rank 0 does it."""
+    if attempt.is_first:
+        record_held_out_loss(tag_dir, loss)
+        _remove_old(attempt)
 
 
 def load_checkpoint(engine: Any, attempt: WorkerAttempt, spec: ModelSpec, data_identity: Mapping[str, Any]) -> Position:
@@ -87,6 +104,11 @@ def load_checkpoint(engine: Any, attempt: WorkerAttempt, spec: ModelSpec, data_i
             f"its state {position.step}, DeepSpeed {engine.global_steps}"
         )
     return position
+
+
+def _remove_old(attempt: WorkerAttempt) -> None:
+    checkpoint = attempt.config.checkpoint
+    remove_old(attempt.checkpoint_dir, checkpoint.keep, keep_best=checkpoint.keep_best)
 
 
 def _find(attempt: WorkerAttempt) -> Checkpoint:
@@ -122,13 +144,12 @@ def _check(checkpoint: Checkpoint, attempt: WorkerAttempt, spec: ModelSpec) -> N
 
 def _require_same_data(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """The position counts sequences of a certain order; in another order some would be read twice and some never."""
-    findings = [
-        error(
-            "resume-data", field, f"the checkpoint read its data with {saved[field]}, this run has {value}", f"restore {field}"
-        )
-        for field, value in own.items()
-        if saved[field] != value
-    ]
+    findings = []
+    for field in sorted(saved.keys() | own.keys()):
+        before, after = saved.get(field), own.get(field)
+        if before != after:
+            message = f"the checkpoint read its data with {before}, this run has {after}"
+            findings.append(error("resume-data", field, message, f"restore {field}"))
     if findings:
         raise ConfigurationError(findings)
 

@@ -1,9 +1,9 @@
-"""The held-out loss."""
+"""Held-out losses: of the part of the training data that is held out, and of further sets by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,37 @@ from orchestrator.worker.data.sequences import IGNORED
 from orchestrator.worker.step import model_inputs, pipeline_inputs
 
 
-def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None]) -> float | None:
-    """Mean cross entropy over the counting tokens of at most ``max_sequences`` held-out sequences, in nats.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLosses:
+    """Mean cross entropy over the counting tokens of each set, in nats; of a set without one there is none."""
 
-    Every rank runs the same number of forward passes, which ZeRO-3 and a pipeline need. None if there is no token to measure.
+    main: float | None = None
+    """Of the held-out part of the training data."""
+    named: Mapping[str, float] = field(default_factory=dict)
+
+
+def held_out_losses(engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None]) -> HeldOutLosses:
+    """Measure at most ``max_sequences`` sequences of every held-out set; every rank calls it and gets the same.
+
     ``advanced`` is called for each batch that this rank reads.
     """
-    batches = list(reader.held_out(max_sequences))
+    main, *others = (
+        held_out_loss(engine, reader, name=name, max_sequences=max_sequences, advanced=advanced)
+        for name in (None, *reader.held_out_names)
+    )
+    named = zip(reader.held_out_names, others, strict=True)
+    return HeldOutLosses(main=main, named={name: loss for name, loss in named if loss is not None})
+
+
+def held_out_loss(
+    engine: Any, reader: BatchReader, *, max_sequences: int, advanced: Callable[[], None], name: str | None = None
+) -> float | None:
+    """Mean cross entropy over the counting tokens of at most ``max_sequences`` sequences of one held-out set, in nats.
+
+    Every rank runs the same number of forward passes, which ZeRO-3 and a pipeline need, and gets the same loss, whose last
+    digit may decide what is the best checkpoint. None if there is no token to measure.
+    """
+    batches = list(reader.held_out(max_sequences, name))
     if not batches:
         return None
     engine.module.loss_fn.scale = 1.0
@@ -32,6 +56,7 @@ def held_out_loss(engine: Any, reader: BatchReader, *, max_sequences: int, advan
     count = torch.tensor(sum(int((batch.labels != IGNORED).sum()) for batch in batches), device=engine.device)
     torch.distributed.all_reduce(count, group=engine.data_parallel_group)
     total = measure(engine, batches, advanced)
+    torch.distributed.broadcast(total, src=0)
     return float(total) / int(count) if count else None
 
 

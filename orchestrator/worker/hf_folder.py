@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from orchestrator.worker.data.tokenizer import FILE_NAME, KNOWN_ENDS_OF_TEXT
+from orchestrator.tokens.manifest import TOKENIZER
+from orchestrator.worker.data.tokenizer import BESIDE_A_TOKENIZER, KNOWN_ENDS_OF_TEXT
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_BESIDE_A_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,9 @@ def in_shards(sizes: Sequence[TensorSize], max_shard_bytes: int) -> list[list[Te
 
 def write_tokenizer(folder: Path, tokenizer: Path, *, max_length: int) -> None:
     """The tokenizer as ``PreTrainedTokenizerFast`` loads it, with what a given one has beside it, and where texts end."""
-    beside = [tokenizer.parent / name for name in _BESIDE_A_TOKENIZER if (tokenizer.parent / name).is_file()]
+    beside = [tokenizer.parent / name for name in BESIDE_A_TOKENIZER if (tokenizer.parent / name).is_file()]
     if any(path.name == "tokenizer_config.json" for path in beside):
-        shutil.copyfile(tokenizer, folder / FILE_NAME)
+        shutil.copyfile(tokenizer, folder / TOKENIZER)
         for path in beside:
             shutil.copyfile(path, folder / path.name)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,13 +17,16 @@ from orchestrator.presence import Phase
 from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_seconds
 from orchestrator.worker.attempt import WorkerAttempt
-from orchestrator.worker.checkpoint import Position, save_checkpoint
+from orchestrator.worker.bubble import bubble_fraction
+from orchestrator.worker.checkpoint import Position, add_held_out_loss, save_checkpoint
 from orchestrator.worker.data.batches import BatchReader
-from orchestrator.worker.evaluate import held_out_loss
+from orchestrator.worker.evaluate import HeldOutLosses
+from orchestrator.worker.evaluations import Evaluations, earlier_best
 from orchestrator.worker.memory import memory_peak
-from orchestrator.worker.metrics import StepOutcome, Throughput, diverged, evaluate_entry, perplexity, step_line, train_entry
+from orchestrator.worker.metrics import StepOutcome, Throughput, step_line, train_entry
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.step import training_step
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
 
@@ -44,6 +46,7 @@ class Training:
     tracker: Tracker | None
     progress: ProgressSigns
     stop: StopAgreement | None
+    profiles: StepProfiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,9 @@ class TrainingOutcome:
 
     position: Position
     final_loss: float | None
-    held_out_loss: float | None
+    held_out: HeldOutLosses
+    best: dict[str, Any] | None
+    """The evaluation with the lowest held-out loss: its step, its loss and its checkpoint, if that is there."""
     trained_steps: int
     step_seconds: float
     checkpoint: Path | None
@@ -72,15 +77,13 @@ def train(training: Training, position: Position) -> TrainingOutcome:
     seconds_since_log: list[float] = []
     checkpoint: Path | None = None
     stopped = False
+    evaluations = _evaluations(training)
+    if config.training.evaluate_at_start and position.step == 0:
+        evaluations.measure(0)
     training.progress.enter(Phase.train, step=position.step)
     while position.step < config.training.max_steps and not (stopped := _is_stopped(training, last_seconds)):
-        started = time.monotonic()
-        outcome = training_step(
-            training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout
-        )
-        # The device works behind our back; a step has taken the time until it is done.
-        get_accelerator().synchronize()
-        last_seconds = time.monotonic() - started
+        with training.profiles.of_step(position.step + 1):
+            outcome, last_seconds = _step(training, position)
         seconds_since_log.append(last_seconds)
         total_seconds += last_seconds
         position = Position(step=position.step + 1, consumed_samples=position.consumed_samples + batch_size)
@@ -90,21 +93,34 @@ def train(training: Training, position: Position) -> TrainingOutcome:
         if is_last or position.step % config.training.log_every == 0:
             _log_step(training, position, outcome, sum(seconds_since_log) / len(seconds_since_log))
             seconds_since_log.clear()
-        if not is_last and _is_due(position.step, config.training.evaluate_every):
-            _evaluate(training, position)
-        if _is_due(position.step, config.checkpoint.save_every) or (is_last and config.checkpoint.save_at_end):
-            checkpoint = _save(training, position)
-    if stopped and position.step > first_step and (checkpoint is None or checkpoint.name != tag_of(position.step)):
+        is_evaluated = not is_last and _is_due(position.step, config.training.evaluate_every)
+        is_best = is_evaluated and evaluations.measure(position.step)
+        is_regular = _is_due(position.step, config.checkpoint.save_every) or (is_last and config.checkpoint.save_at_end)
+        if is_regular or (is_best and config.checkpoint.keep_best):
+            checkpoint = _save(training, position, evaluations.loss_at(position.step))
+    if stopped and position.step > first_step and not _is_of(checkpoint, position):
         checkpoint = _save(training, position)
+    if not stopped:
+        checkpoint = _evaluate_at_end(training, position, evaluations, checkpoint)
     return TrainingOutcome(
         position=position,
         final_loss=final_loss,
-        held_out_loss=None if stopped else _evaluate(training, position),
+        held_out=HeldOutLosses() if stopped else evaluations.last,
+        best=evaluations.best_entry(),
         trained_steps=position.step - first_step,
         step_seconds=total_seconds,
         checkpoint=checkpoint,
         stopped=stopped,
     )
+
+
+def _step(training: Training, position: Position) -> tuple[StepOutcome, float]:
+    """The step behind ``position``, and its seconds."""
+    started = time.monotonic()
+    outcome = training_step(training.engine, training.reader.training_step(position.consumed_samples), training.attempt.layout)
+    # The device works behind our back; a step has taken the time until it is done.
+    get_accelerator().synchronize()
+    return outcome, time.monotonic() - started
 
 
 def _is_stopped(training: Training, step_seconds: float) -> bool:
@@ -116,6 +132,7 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _log_step(training: Training, position: Position, outcome: StepOutcome, step_seconds: float) -> None:
+    bubble = bubble_fraction(training.engine)
     if training.tracker is None:
         return
     rates = training.throughput.rates(step_seconds)
@@ -126,6 +143,7 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
         rates=rates,
         memory_bytes=memory_peak().peak_bytes,
         consumed_samples=position.consumed_samples,
+        bubble_fraction=bubble,
     )
     training.tracker.log(entry)
     max_steps = training.attempt.config.training.max_steps
@@ -133,24 +151,43 @@ def _log_step(training: Training, position: Position, outcome: StepOutcome, step
     say(step_line(position.step, max_steps, outcome, step_seconds=step_seconds, tokens_per_second=tokens_per_second))
 
 
-def _evaluate(training: Training, position: Position) -> float | None:
-    started = time.monotonic()
-    max_sequences = training.attempt.config.training.evaluate_sequences
-    advanced = partial(training.progress.enter, Phase.evaluate)
-    loss = held_out_loss(training.engine, training.reader, max_sequences=max_sequences, advanced=advanced)
-    if loss is not None and not math.isfinite(loss):
-        raise diverged("held-out loss", loss, step=position.step)
-    if loss is not None and training.tracker is not None:
-        training.tracker.log(evaluate_entry(position.step, loss))
-        duration = format_seconds(time.monotonic() - started)
-        say(f"step {position.step}  held-out loss {loss:.4f}  perplexity {perplexity(loss):.2f}  {duration}")
-    return loss
+def _evaluations(training: Training) -> Evaluations:
+    return Evaluations(
+        attempt=training.attempt,
+        engine=training.engine,
+        reader=training.reader,
+        tracker=training.tracker,
+        advanced=partial(training.progress.enter, Phase.evaluate),
+        best=None if training.attempt.resume_tag is None else earlier_best(training.attempt.checkpoint_dir),
+    )
 
 
-def _save(training: Training, position: Position) -> Path:
+def _evaluate_at_end(training: Training, position: Position, evaluations: Evaluations, checkpoint: Path | None) -> Path | None:
+    """The last evaluation, after the last checkpoint, which learns of it; or it is saved for being the best."""
+    is_best = evaluations.measure(position.step)
+    loss = evaluations.loss_at(position.step)
+    if checkpoint is not None and _is_of(checkpoint, position) and loss is not None:
+        add_held_out_loss(training.attempt, checkpoint, loss)
+    elif is_best and training.attempt.config.checkpoint.keep_best:
+        return _save(training, position, loss)
+    return checkpoint
+
+
+def _is_of(checkpoint: Path | None, position: Position) -> bool:
+    return checkpoint is not None and checkpoint.name == tag_of(position.step)
+
+
+def _save(training: Training, position: Position, held_out_loss: float | None = None) -> Path:
     started = time.monotonic()
     training.progress.enter(Phase.save)
-    path = save_checkpoint(training.engine, training.attempt, training.spec, position, training.data_identity)
+    path = save_checkpoint(
+        training.engine,
+        training.attempt,
+        training.spec,
+        position,
+        training.data_identity,
+        held_out_loss=held_out_loss,
+    )
     training.progress.enter(Phase.train)
     if training.tracker is not None:
         training.tracker.checkpoint(path, position.step)

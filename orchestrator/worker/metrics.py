@@ -67,8 +67,9 @@ def train_entry(
     rates: Mapping[str, float],
     memory_bytes: int,
     consumed_samples: int,
+    bubble_fraction: float | None,
 ) -> dict[str, Any]:
-    """A step as ``metrics.jsonl`` keeps it."""
+    """A step as ``metrics.jsonl`` keeps it; ``bubble_fraction`` is None without a pipeline."""
     entry: dict[str, Any] = {
         "kind": "train",
         "step": step,
@@ -81,10 +82,12 @@ def train_entry(
         entry["loss_scale"] = outcome.loss_scale
     if outcome.loss_scale is not None or outcome.skipped:
         entry["skipped"] = outcome.skipped
+    bubble = {} if bubble_fraction is None else {"bubble_fraction": bubble_fraction}
     return {
         **entry,
         "step_seconds": step_seconds,
         **rates,
+        **bubble,
         "memory_bytes": memory_bytes,
         "consumed_samples": consumed_samples,
         "time": time.time(),
@@ -102,9 +105,23 @@ def step_line(step: int, max_steps: int, outcome: StepOutcome, *, step_seconds: 
     )
 
 
-def evaluate_entry(step: int, loss: float) -> dict[str, Any]:
-    """An evaluation as ``metrics.jsonl`` keeps it."""
-    return {"kind": "evaluate", "step": step, "held_out_loss": loss, "perplexity": perplexity(loss), "time": time.time()}
+def evaluate_entry(step: int, main: float | None, named: Mapping[str, float]) -> dict[str, Any]:
+    """An evaluation as ``metrics.jsonl`` keeps it: the held-out loss, and those of further sets under their names."""
+    losses = {"": main, **{f"/{name}": loss for name, loss in named.items()}}
+    numbers = {
+        f"{quantity}{name}": value
+        for name, loss in losses.items()
+        if loss is not None
+        for quantity, value in (("held_out_loss", loss), ("perplexity", perplexity(loss)))
+    }
+    return {"kind": "evaluate", "step": step, **numbers, "time": time.time()}
+
+
+def evaluate_line(step: int, main: float | None, named: Mapping[str, float], *, duration: str) -> str:
+    """An evaluation as the user reads it."""
+    parts = [] if main is None else [f"held-out loss {main:.4f}  perplexity {perplexity(main):.2f}"]
+    parts += [f"{name} {loss:.4f}" for name, loss in named.items()]
+    return f"step {step}  {'  '.join(parts)}  {duration}"
 
 
 def perplexity(loss: float) -> float:

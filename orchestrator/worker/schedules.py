@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engine with the schedules that train here, and a record of what it did."""
+"""DeepSpeed's pipeline engine with the schedules that train here, and a record of what it did and how long it worked."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from orchestrator.config.enums import PipelineSchedule
+from orchestrator.worker.bubble import StageTimes, stage_times
 
 Executed = tuple[str, int, int]
 """Forward or backward pass, buffer, phase (0 but for the second half of a folded pipeline)."""
@@ -40,11 +41,12 @@ class GPipeSchedule(instructions.PipeSchedule):
 
 
 class RecordedSchedule:
-    """A schedule that notes each pass as the engine comes to it."""
+    """A schedule that notes each pass as the engine comes to it, and times it: the engine asks for more when it is done."""
 
-    def __init__(self, schedule: Any, executed: list[Executed]) -> None:
+    def __init__(self, schedule: Any, executed: list[Executed], times: StageTimes) -> None:
         self._schedule = schedule
         self._executed = executed
+        self._times = times
         executed.clear()
 
     def num_pipe_buffers(self) -> int:
@@ -52,24 +54,30 @@ class RecordedSchedule:
         return int(self._schedule.num_pipe_buffers())
 
     def __iter__(self) -> Iterator[Iterator[Any]]:
+        self._times.begin()
         return (self._recorded(step) for step in self._schedule)
 
     def _recorded(self, step: Any) -> Iterator[Any]:
         for command in step:
-            if isinstance(command, instructions.ForwardPass | instructions.BackwardPass):
-                kind = "forward" if isinstance(command, instructions.ForwardPass) else "backward"
-                self._executed.append((kind, command.kwargs["buffer_id"], command.kwargs.get("phase", 0)))
-            yield command
+            if not isinstance(command, instructions.ForwardPass | instructions.BackwardPass):
+                yield command
+                continue
+            kind = "forward" if isinstance(command, instructions.ForwardPass) else "backward"
+            self._executed.append((kind, command.kwargs["buffer_id"], command.kwargs.get("phase", 0)))
+            with self._times.working():
+                yield command
 
 
 class _Recorded(PipelineEngine):
-    """``executed`` holds the passes of the last step in their order."""
+    """``executed`` holds the passes of the last step in their order, ``stage_times`` how long they took."""
 
     executed: list[Executed]
+    stage_times: StageTimes
 
     def _train_schedule(self) -> RecordedSchedule:
-        self.executed = getattr(self, "executed", [])
-        return RecordedSchedule(self._own_schedule(), self.executed)
+        if not hasattr(self, "executed"):
+            self.executed, self.stage_times = [], stage_times()
+        return RecordedSchedule(self._own_schedule(), self.executed, self.stage_times)
 
     def _own_schedule(self) -> Any:
         return super()._train_schedule()

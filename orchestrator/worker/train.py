@@ -23,8 +23,8 @@ from orchestrator.tracking.tracker import Tracker
 from orchestrator.units import format_count
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.checkpoint import Position, load_checkpoint
-from orchestrator.worker.data.prepare import PreparedData, prepare_data
 from orchestrator.worker.data.reader import batch_reader, data_identity
+from orchestrator.worker.data.run_data import RunData, find_data
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.failure import write_failure
 from orchestrator.worker.loop import Training, train
@@ -33,6 +33,7 @@ from orchestrator.worker.nvme import nvme_directory
 from orchestrator.worker.out_of_memory import MemoryWitness
 from orchestrator.worker.progress import ProgressSigns, say
 from orchestrator.worker.result import attempt_result
+from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 from orchestrator.worker.tracking import tracking_of
 
@@ -56,7 +57,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.
         progress.enter(Phase.data)
-        data = prepare_data(attempt.config, model_vocab_size=spec.vocab_size, advanced=progress.data)
+        data = find_data(attempt.config, model_vocab_size=spec.vocab_size, advanced=progress.data)
         progress.enter(Phase.build)
         start_distributed(attempt)
         with nvme_directory(attempt):
@@ -82,7 +83,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
 def _train(
     attempt: WorkerAttempt,
     spec: ModelSpec,
-    data: PreparedData,
+    data: RunData,
     tracker: Tracker | None,
     progress: ProgressSigns,
     witness: MemoryWitness,
@@ -90,10 +91,10 @@ def _train(
 ) -> dict[str, Any]:
     """Build, train and take down the engine; returns what ``result.json`` says of the training."""
     _require_equal_data(data)
-    reader = batch_reader(attempt.config, data.token_file, layout=attempt.layout, rank=attempt.rank)
+    reader = batch_reader(attempt.config, data, layout=attempt.layout, rank=attempt.rank)
     witness.engine = engine = build_engine(attempt, spec, advanced=partial(progress.enter, Phase.build))
     _say_model(attempt, spec)
-    identity = data_identity(attempt.config, data.token_file)
+    identity = data_identity(attempt.config, data)
     position = Position()
     if attempt.resume_tag is not None:
         progress.enter(Phase.resume)
@@ -111,6 +112,7 @@ def _train(
         tracker=tracker,
         progress=progress,
         stop=StopAgreement(stop, engine.device) if attempt.config.checkpoint.save_on_stop else None,
+        profiles=StepProfiles(attempt.config.training.profile, attempt.path, rank=attempt.rank),
     )
     result = attempt_result(training, data, train(training, position))
     torch.distributed.barrier()
@@ -119,11 +121,11 @@ def _train(
     return result
 
 
-def _require_equal_data(data: PreparedData) -> None:
+def _require_equal_data(data: RunData) -> None:
     """Ranks on hosts with different text would train on different batches without noticing."""
-    checksums: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(checksums, data.token_file.index.sha256)
-    different = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+    identities: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(identities, data.identities)
+    different = [rank for rank, identity in enumerate(identities) if identity != identities[0]]
     if different:
         raise RuntimeError(f"the tokens of ranks {different} differ from rank 0's: give every host the same text and tokenizer")
 

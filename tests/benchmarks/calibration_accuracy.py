@@ -123,14 +123,18 @@ def train(directory: Path, *, most_seconds: float) -> bool:
     return True
 
 
+def predicted_seconds(words: Layout, config_dir: Path) -> float:
+    """Seconds of a step by the preset in ``config_dir``."""
+    plan = plan_run(load_config([*COMMON, "cluster=calibrated", *words], config_dir=config_dir))
+    assert plan.time is not None, (words, plan.time_unknown, plan.findings)
+    return plan.time.step_seconds
+
+
 def predictions(directory: Path) -> Iterator[Predicted]:
     """The layouts of ``PREDICTED``, from the preset in ``directory``."""
     for name, words in PREDICTED.items():
-        config = load_config([*COMMON, "cluster=calibrated", *words], config_dir=directory / "conf.d")
-        plan = plan_run(config)
-        assert plan.time is not None, (name, plan.time_unknown, plan.findings)
         measured = read_run(directory / name).measured.seconds
-        yield Predicted(name=name, measured=measured, predicted=plan.time.step_seconds)
+        yield Predicted(name=name, measured=measured, predicted=predicted_seconds(words, directory / "conf.d"))
 
 
 def main() -> int:

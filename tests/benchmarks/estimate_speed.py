@@ -1,7 +1,8 @@
 """How fast the planner estimates: ``python -m tests.benchmarks.estimate_speed``.
 
-One full estimate of GPT-3 175B on 1,024 GPUs (every stage, every phase, every host) in a warm process, the time of its step,
-and layouts of it by the hundred thousand in one call with arrays. Seconds of processor time.
+Full estimates of GPT-3 175B on 1,024 GPUs (every stage, every host) and of the time of its step in a warm process, of one
+layout again and again and of different ones in turn, and layouts by the hundred thousand in one call with arrays. Seconds of
+processor time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import cycle, product
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from orchestrator.planning.cluster_spec import cluster_spec_from_config
 from orchestrator.planning.cost.many import step_seconds_many
 from orchestrator.planning.cost.step_time import step_time
 from orchestrator.planning.cost.training_step import training_step
-from orchestrator.planning.layout import layout_from_config
+from orchestrator.planning.layout import ParallelLayout, layout_from_config
 from orchestrator.planning.memory.estimate import Estimator
 from orchestrator.planning.memory.many import Layouts, estimate_many
 from orchestrator.planning.model_spec import model_spec_from_config
@@ -65,22 +68,40 @@ def random_layouts(count: int, *, seed: int = 0, most_stages: int = 16) -> Layou
     )
 
 
+def different_layouts(estimator: Estimator) -> Iterator[tuple[Estimator, Partition]]:
+    """Layouts of ``estimator``'s model on its devices, for the same global batch."""
+    devices, batch = estimator.cluster.num_devices, estimator.layout.train_batch_size
+    for tensor, stages, micro_batch in product((1, 2, 4, 8), (2, 4, 8, 16), (1, 2, 4)):
+        data = devices // (tensor * stages)
+        layout = ParallelLayout(
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages,
+            data_parallel_size=data,
+            train_batch_size=batch,
+            train_micro_batch_size_per_gpu=micro_batch,
+            gradient_accumulation_steps=max(1, batch // (data * micro_batch)),
+        )
+        partition = partition_layers(estimator.spec, pipeline_parallel_size=stages, method="uniform")
+        yield replace(estimator, layout=layout), partition
+
+
 def main() -> None:
     """Print the medians."""
     estimator, partition = gpt3_estimator()
     step = training_step(estimator)
     _print_one(f"memory of 1024 GPUs, {partition.num_coordinates} stages", lambda: estimator.estimate(partition))
     _print_one("time of a step", lambda: step_time(step, partition))
-    _print_one("peak of a device, and time", lambda: (peak_of_a_device(estimator, partition), step_time(step, partition)))
+    _print_one("both", lambda: (estimator.estimate(partition), step_time(step, partition)))
+    layouts = cycle(different_layouts(estimator))
+    _print_one("both, of different layouts of 2 to 16 stages", lambda: _both(*next(layouts)))
     _print_many("memory", lambda layouts: estimate_many(estimator, layouts), NUM_LAYOUTS)
-    _print_many("time", lambda layouts: step_seconds_many(estimator, layouts), 10 * NUM_LAYOUTS)
+    _print_many("time", lambda layouts: step_seconds_many(estimator, layouts), NUM_LAYOUTS)
+    for count in (NUM_LAYOUTS, 10 * NUM_LAYOUTS):
+        _print_many("both", lambda layouts: (estimate_many(estimator, layouts), step_seconds_many(estimator, layouts)), count)
 
 
-def peak_of_a_device(estimator: Estimator, partition: Partition) -> int:
-    """Device memory of the fullest kind of stage."""
-    held = [partition.held_by(index) for index in range(partition.num_coordinates)]
-    kinds = {tuple(stage.kind for stage in stages): (index, stages) for index, stages in reversed(list(enumerate(held)))}
-    return max(estimator.device_bytes(index, stages) for index, stages in kinds.values())
+def _both(estimator: Estimator, partition: Partition) -> object:
+    return estimator.estimate(partition), step_time(training_step(estimator), partition)
 
 
 def _print_one(what: str, estimate: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from orchestrator.planning.cost.many import step_seconds_many
 from orchestrator.planning.cost.step_time import step_time
 from orchestrator.planning.cost.training_step import training_step
 from orchestrator.planning.memory.many import estimate_many
-from tests.benchmarks.estimate_speed import gpt3_estimator, peak_of_a_device, random_layouts
+from tests.benchmarks.estimate_speed import gpt3_estimator, random_layouts
 
 VERSION = "0.2.2"
 SECONDS = 3.0
@@ -55,7 +55,7 @@ def main() -> None:
     theirs = float(answer.split()[-1])
     estimator, partition = gpt3_estimator()
     step, layouts = training_step(estimator), random_layouts(NUM_LAYOUTS)
-    single = _rate(lambda: (peak_of_a_device(estimator, partition), step_time(step, partition)), 1)
+    single = _rate(lambda: (estimator.estimate(partition), step_time(step, partition)), 1)
     arrays = _rate(lambda: (estimate_many(estimator, layouts), step_seconds_many(estimator, layouts)), NUM_LAYOUTS)
     rows = (("llm-analysis", theirs), ("ours, one by one", single), (f"ours, {NUM_LAYOUTS} in arrays", arrays))
     for name, rate in rows:

@@ -20,7 +20,7 @@ column or note              mechanism
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.config.enums import Accelerator, AttentionImplementation, Family, PipelineSchedule, RecomputePolicy
 from orchestrator.planning.families import FAMILIES, NO, YES, FamilyFacts, NormKind
@@ -46,7 +46,7 @@ class NotPredictable(ValueError):
 class PublishedModel(ModelSpec):
     """A shape whose facts the row states, whatever our families are."""
 
-    architecture: FamilyFacts
+    architecture: FamilyFacts = field(hash=False)
 
     @property
     def facts(self) -> FamilyFacts:

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.commands.planned import plan_run
 from orchestrator.config.load import load_config
+from orchestrator.config.multirun import composed_points, load_multirun
 from orchestrator.config.options import all_options
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -37,6 +38,14 @@ def test_every_experiment_is_feasible(experiment: str) -> None:
     needs = [] if experiment == "smoke" else ["data.path=/data"]
     plan = plan_run(load_config([f"experiment={experiment}", *needs]))
     assert plan.fits, [finding.message for finding in plan.findings]
+
+
+@pytest.mark.parametrize("sweep", sorted(path.stem for path in (CONF / "sweep").glob("*.yaml")))
+def test_every_sweep_can_be_previewed_and_has_a_point_that_runs(sweep: str) -> None:
+    words = ["command=launch", f"sweep={sweep}"]
+    load_multirun(words)
+    points = [point for point in composed_points(words) if point.config is not None and plan_run(point.config).fits]
+    assert points
 
 
 def test_every_option_is_documented() -> None:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from orchestrator.worker.attempt import WorkerAttempt, read_attempt
 from orchestrator.worker.data.batches import Batch, BatchReader
-from orchestrator.worker.data.prepare import prepare_data
 from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.run_data import find_data
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.evaluate import held_out_loss
 from orchestrator.worker.step import training_step
@@ -39,8 +39,8 @@ class DocumentReader:
     """A reader whose sequences consist of documents."""
 
     def __init__(self, attempt: WorkerAttempt) -> None:
-        token_file = prepare_data(attempt.config, model_vocab_size=attempt.model.vocab_size).token_file
-        self._reader: BatchReader = batch_reader(attempt.config, token_file, layout=attempt.layout, rank=attempt.rank)
+        data = find_data(attempt.config, model_vocab_size=attempt.model.vocab_size)
+        self._reader: BatchReader = batch_reader(attempt.config, data, layout=attempt.layout, rank=attempt.rank)
 
     def training_step(self, consumed_samples: int) -> list[Batch]:
         """This rank's micro-batches of a step."""

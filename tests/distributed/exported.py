@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from orchestrator.checkpoints.export_request import ExportRequest
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.prepare import prepare_data
 from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.run_data import find_data
 from orchestrator.worker.data.sequences import IGNORED
 from orchestrator.worker.export import export
 
@@ -42,8 +42,8 @@ def held_out_loss_of_folder(attempt_dir: Path, folder: Path) -> float:
         train_micro_batch_size_per_gpu=1,
         gradient_accumulation_steps=1,
     )
-    token_file = prepare_data(config, model_vocab_size=attempt.model.vocab_size).token_file
-    reader = batch_reader(config, token_file, layout=alone, rank=0)
+    data = find_data(config, model_vocab_size=attempt.model.vocab_size)
+    reader = batch_reader(config, data, layout=alone, rank=0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     total, count = 0.0, 0
     with torch.no_grad():

@@ -17,8 +17,8 @@ from torch import Tensor
 from orchestrator.models.shards import HfParameter
 from orchestrator.worker.attempt import read_attempt
 from orchestrator.worker.checkpoint import Position, save_checkpoint
-from orchestrator.worker.data.prepare import prepare_data
 from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.run_data import find_data
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.step import training_step
 from tests.reference_model import named_hf_parameters, named_parameters, plain_model, whole_logits
@@ -54,10 +54,10 @@ def measure(attempt_dir: Path, save: bool) -> tuple[Measured, list[Shard]]:
     """Logits, first gradients and losses of the attempt's layout, and a checkpoint at its end if asked."""
     attempt = read_attempt(attempt_dir)
     config, spec = attempt.config, attempt.model
-    data = prepare_data(config, model_vocab_size=spec.vocab_size)
+    data = find_data(config, model_vocab_size=spec.vocab_size)
     start_distributed(attempt)
     engine = build_engine(attempt, spec)
-    reader = batch_reader(config, data.token_file, layout=attempt.layout, rank=attempt.rank)
+    reader = batch_reader(config, data, layout=attempt.layout, rank=attempt.rank)
     measured, shards = Measured(), []
     tokens = fixed_tokens(spec.vocab_size)
     measured.logits = _logits(engine, tokens)
@@ -86,9 +86,7 @@ def measure_plainly(attempt_dir: Path) -> Measured:
     """The same with Hugging Face's model in one process and a loop in plain torch."""
     attempt = read_attempt(attempt_dir)
     config, spec = attempt.config, attempt.model
-    reader = batch_reader(
-        config, prepare_data(config, model_vocab_size=spec.vocab_size).token_file, layout=attempt.layout, rank=0
-    )
+    reader = batch_reader(config, find_data(config, model_vocab_size=spec.vocab_size), layout=attempt.layout, rank=0)
     model = plain_model(spec, seed=config.seed)
     tokens = fixed_tokens(spec.vocab_size)
     measured = Measured(logits=model(input_ids=tokens).logits.detach())

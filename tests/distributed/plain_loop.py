@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.planning.model_spec import ModelSpec, model_spec_from_config
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.prepare import prepare_data
 from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.run_data import find_data
 from orchestrator.worker.lr_schedule import learning_rate
 from tests.distributed.plain_optimizers import plain_optimizer
 from tests.reference_model import named_parameters, plain_model
@@ -62,8 +62,8 @@ def _train(attempt_dir: Path) -> tuple[nn.Module, list[float], list[float]]:
         train_micro_batch_size_per_gpu=batch_size,
         gradient_accumulation_steps=1,
     )
-    token_file = prepare_data(config, model_vocab_size=spec.vocab_size).token_file
-    reader = batch_reader(config, token_file, layout=whole_batch, rank=0)
+    data = find_data(config, model_vocab_size=spec.vocab_size)
+    reader = batch_reader(config, data, layout=whole_batch, rank=0)
     losses, norms = [], []
     for step in range(config.training.max_steps):
         (batch,) = reader.training_step(step * batch_size)

@@ -5,22 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.worker.attempt import read_attempt
-from orchestrator.worker.data.prepare import prepare_data
+from orchestrator.worker.bubble import bubble_fraction
 from orchestrator.worker.data.reader import batch_reader
+from orchestrator.worker.data.run_data import find_data
 from orchestrator.worker.engine import build_engine, start_distributed
 from orchestrator.worker.step import training_step
 
 
-def executed_passes(attempt_dir: Path) -> list[tuple[str, int, int]]:
+def executed_passes(attempt_dir: Path) -> tuple[list[tuple[str, int, int]], float | None]:
     """Kind, micro-batch and phase of every pass of this rank in the second step, in the order the engine came to them.
+
+    And the bubble that was measured in both steps.
 
     Micro-batches reach a stage in their order, so the n-th forward pass of a phase is that of the n-th; a backward pass is
     that of the micro-batch which the buffer held last.
     """
     attempt = read_attempt(attempt_dir)
-    token_file = prepare_data(attempt.config, model_vocab_size=attempt.model.vocab_size).token_file
+    data = find_data(attempt.config, model_vocab_size=attempt.model.vocab_size)
     start_distributed(attempt)
-    reader = batch_reader(attempt.config, token_file, layout=attempt.layout, rank=attempt.rank)
+    reader = batch_reader(attempt.config, data, layout=attempt.layout, rank=attempt.rank)
     engine = build_engine(attempt, attempt.model)
     for step in range(2):
         training_step(engine, reader.training_step(step * attempt.layout.train_batch_size), attempt.layout)
@@ -32,4 +35,4 @@ def executed_passes(attempt_dir: Path) -> list[tuple[str, int, int]]:
             held[buffer, phase] = next_micro_batch[phase]
             next_micro_batch[phase] += 1
         passes.append((kind, held[buffer, phase], phase))
-    return passes
+    return passes, bubble_fraction(engine)

@@ -35,6 +35,8 @@ def test_every_stage_runs_the_planned_passes_in_their_order(tmp_path, schedule, 
     )
     attempt = new_attempt(tmp_path / "run", options, world_size=stages)
     executed = run_ranks(FUNCTION, attempt.path, world_size=stages, directory=tmp_path / "ranks")
-    for stage, passes in enumerate(executed):
+    assert len({bubble for _, bubble in executed}) == 1, "the stages agree on the bubble"
+    assert 0 < executed[0][1] < 1
+    for stage, (passes, _) in enumerate(executed):
         planned = executed_instructions(PipelineSchedule(schedule), num_stages=stages, micro_batches=micro_batches, stage=stage)
         assert passes == [(str(step.kind), step.micro_batch, step.phase) for step in planned]

@@ -57,6 +57,8 @@ def test_a_run_that_is_stopped_saves_the_step_in_hand_and_goes_on_bit_for_bit(tm
         for entry in entries(attempt, "train")
     ] == steps
     assert resumed.result["held_out_loss"] == whole.result["held_out_loss"]
+    bubbles = [entry.get("bubble_fraction") for entry in entries(resumed, "train")]
+    assert all(0 < bubble < 1 for bubble in bubbles) if layout == "pp 2" else not any(bubbles)
 
 
 @pytest.mark.parametrize(("words", "status"), [(("checkpoint.save_on_stop=false",), "completed"), ((), "stopped")])

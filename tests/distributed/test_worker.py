@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import time
@@ -27,7 +28,15 @@ def finished(tmp_path_factory):
         "model.vocab_size=320",
         "tracking=wandb_offline",
     )
-    steps = ("training.max_steps=30", "training.evaluate_every=10", "training.log_every=5", "zero=stage1", "precision=bf16")
+    profile = ("training.profile.steps=[4]", "training.profile.ranks=[1]")
+    steps = (
+        *profile,
+        "training.max_steps=30",
+        "training.evaluate_every=10",
+        "training.log_every=5",
+        "zero=stage1",
+        "precision=bf16",
+    )
     return trained(tmp_path_factory.mktemp("runs") / "run", *options, *steps, world_size=2)
 
 
@@ -52,11 +61,19 @@ def test_the_result_says_what_was_done_and_what_it_took(finished):
     assert finished.failures == []
 
 
+def test_the_rank_and_the_step_that_were_chosen_are_profiled(finished):
+    folder = Path(finished.result["profile"])
+    (trace,) = folder.iterdir()
+    assert trace == finished.path / "profile" / "rank_1_step_4.trace.json.gz"
+    names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert "aten::mm" in names and any("allreduce" in name or "reduce" in name for name in names if name.startswith("gloo"))
+
+
 def test_only_the_first_rank_speaks_to_the_user(finished):
     lines = [(finished.path / "ranks" / f"rank_{rank}.log").read_text().splitlines() for rank in (0, 1)]
     said = [[line for line in output if line.startswith("[orchestrator] ")] for output in lines]
     assert said[1] == []
-    for expected in ("data:", "model tiny:", "step 30/30  loss", "held-out loss", "W&B offline"):
+    for expected in ("data:", "model tiny:", "step 30/30  loss", "held-out loss", "W&B offline", "profile of ranks 1"):
         assert any(expected in line for line in said[0]), expected
 
 

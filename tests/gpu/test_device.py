@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
 from orchestrator.config.load import load_config
+from orchestrator.config.training import ProfileConfig
 from orchestrator.launch.preflight.host_check import check_machine
 from orchestrator.planning.cluster_spec import Host
+from orchestrator.worker.step_profile import StepProfiles
 from tests.cli.command_line import orchestrator
 
 
@@ -38,3 +43,16 @@ def test_a_run_on_one_device_ends_well_and_near_its_predicted_memory(stage: int,
     assert ended.code == 0, ended.everything
     memory = ended.json["result"]["memory"]
     assert memory["measured_bytes"] <= memory["predicted_bytes"]
+
+
+def test_a_profile_holds_the_kernels_and_the_allocations_of_its_step(tmp_path: Path) -> None:
+    profiles = StepProfiles(ProfileConfig(steps=[1], memory=True), tmp_path, rank=0)
+    with profiles.of_step(1):
+        matrix = torch.ones(512, 512, device="cuda")
+        (matrix @ matrix).sum().item()
+    folder = tmp_path / "profile"
+    trace = json.loads(gzip.decompress((folder / "rank_0_step_1.trace.json.gz").read_bytes()))
+    assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])
+    snapshot = pickle.loads((folder / "rank_0_step_1.memory.pickle").read_bytes())
+    sizes = [entry["size"] for entry in snapshot["device_traces"][torch.cuda.current_device()] if entry["action"] == "alloc"]
+    assert 4 * 512 * 512 in sizes

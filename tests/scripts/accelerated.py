@@ -20,4 +20,6 @@ for (tokens,) in data:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-accelerator.print(f"ZeRO stage {model.zero_optimization_stage()}, last loss {float(loss.detach()):.3f}")
+accelerator.print(
+    f"{accelerator.num_processes} ranks, ZeRO stage {model.zero_optimization_stage()}, last loss {float(loss.detach()):.3f}"
+)

@@ -358,23 +358,31 @@ def files(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _content(path: Path) -> dict[str, Any]:
     """Small files are hashed whole, large ones by size, head and tail; of a very large folder the first files only."""
-    if not path.exists():
+    names = _named(path)
+    if not names and not path.exists():
         return {"path": str(path), "exists": False, "readable": False, "bytes": 0, "digest": None}
-    names = [path] if path.is_file() else sorted(_walk(path))
     digest, total = hashlib.sha256(), 0
     for number, name in enumerate(names):
         size = name.stat().st_size
         total += size
         # of a single file the name does not count
-        digest.update(f"{'' if name == path else name.relative_to(path)}\0{size}\0".encode())
+        digest.update(f"{str(name).removeprefix(str(path))}\0{size}\0".encode())
         if number < _MOST_HASHED:
             with name.open("rb") as file:
                 digest.update(file.read(size if size <= _SMALL_BYTES else _PART_BYTES))
                 if size > _SMALL_BYTES:
                     file.seek(-_PART_BYTES, os.SEEK_END)
                     digest.update(file.read(_PART_BYTES))
-    readable = os.access(path, os.R_OK)
+    readable = all(os.access(place, os.R_OK) for place in ([path] if path.exists() else names))
     return {"path": str(path), "exists": True, "readable": readable, "bytes": total, "digest": digest.hexdigest()[:16]}
+
+
+def _named(path: Path) -> list[Path]:
+    """The files of a folder, a file, or the pair of Megatron's token files that a path without an ending stands for."""
+    if path.exists():
+        return [path] if path.is_file() else sorted(_walk(path))
+    pair = [path.with_name(f"{path.name}.bin"), path.with_name(f"{path.name}.idx")]
+    return pair if all(file.is_file() for file in pair) else []
 
 
 def _walk(folder: Path) -> Iterable[Path]:

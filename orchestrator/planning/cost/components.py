@@ -39,8 +39,8 @@ def step_components(step: TrainingStep, parts: StepParts) -> dict[str, Component
 def _in_passes(step: TrainingStep, parts: StepParts, busiest: int) -> Iterator[tuple[str, Component]]:
     """The passes of all micro-batches, and the waiting between them."""
     chunks, rounds = parts.coordinates[busiest], step.micro_batches
-    layer = parts.common.layer
-    num_layers = sum(chunk.layers for chunk in chunks)
+    layer = parts.work.layer
+    num_layers = sum(chunk.work.layers for chunk in chunks)
 
     def each(forward: Any, backward: Any, times: float) -> float:
         return float(rounds * times * (forward + backward))
@@ -50,17 +50,17 @@ def _in_passes(step: TrainingStep, parts: StepParts, busiest: int) -> Iterator[t
     yield "attention", _exposed(each(layer.attention, layer.attention_backward, num_layers), of_layers)
     moved = each(layer.element_wise, layer.element_wise_backward, num_layers)
     yield "element_wise", _exposed(moved, "what lies between the products, over the memory bandwidth")
-    ends = sum(each(chunk.ends_forward, chunk.ends_backward, 1) for chunk in chunks)
+    ends = sum(each(chunk.work.ends_forward, chunk.work.ends_backward, 1) for chunk in chunks)
     yield "embedding_and_head", _exposed(ends, "embedding, head and loss that this stage holds")
-    gradients = sum(each(chunk.gradients, 0, 1) for chunk in chunks)
+    gradients = sum(each(chunk.work.gradients, 0, 1) for chunk in chunks)
     yield "gradient_accumulation", _exposed(gradients, "weight gradients added up after each micro-batch")
     again = each(layer.recomputed, 0, num_layers)
     yield "recomputation", _exposed(again, f"{step.passed.recompute.value}: computed again in the backward pass")
     yield "launches", _exposed(sum(_launch_excess(chunk, rounds) for chunk in chunks), _launch_reason(parts))
-    tensor = sum(each(chunk.tensor_forward, chunk.tensor_backward, 1) for chunk in chunks)
-    group = _group(parts.common.tensor_group)
+    tensor = sum(each(chunk.work.tensor_forward, chunk.work.tensor_backward, 1) for chunk in chunks)
+    group = _group(parts.work.tensor_group)
     yield "tensor_parallel", _exposed(tensor, f"exposed because the next operation needs the result; {group}")
-    copies = sum(each(chunk.host_copies, chunk.host_copies, 1) for chunk in chunks)
+    copies = sum(each(chunk.work.host_copies, chunk.work.host_copies, 1) for chunk in chunks)
     yield "activation_copies", _exposed(copies, "kept inputs to the host and back")
     sends = sum(each(chunk.send_forward, chunk.send_backward, 1) for chunk in chunks)
     yield "pipeline_transfers", _exposed(sends, "exposed because DeepSpeed's sends keep the stage busy")
@@ -73,15 +73,21 @@ def _in_passes(step: TrainingStep, parts: StepParts, busiest: int) -> Iterator[t
 def _zero_traffic(step: TrainingStep, parts: StepParts, chunks: tuple[StageSeconds, ...]) -> Iterator[tuple[str, Component]]:
     """Gathers and reductions in the passes; what they add is shared out by their size."""
     rounds, group = step.micro_batches, _group(parts.common.data_group)
-    gathers = rounds * sum(float(chunk.traffic.forward_gather + chunk.traffic.backward_gather) for chunk in chunks)
-    reductions = rounds * sum(float(chunk.traffic.backward_reduction) for chunk in chunks)
+    gathers = rounds * sum(
+        float(chunk.exchange.traffic.forward_gather + chunk.exchange.traffic.backward_gather) for chunk in chunks
+    )
+    reductions = rounds * sum(float(chunk.exchange.traffic.backward_reduction) for chunk in chunks)
     if not gathers + reductions:
         return
-    passes = sum(float(chunk.forward + chunk.backward - chunk.send_forward - chunk.send_backward) for chunk in chunks)
-    computed = sum(float(chunk.computed_forward + chunk.computed_backward) for chunk in chunks)
+    passes = sum(
+        float(chunk.passes.forward + chunk.passes.backward - chunk.send_forward - chunk.send_backward) for chunk in chunks
+    )
+    computed = sum(float(chunk.work.forward + chunk.work.backward) for chunk in chunks)
     share = rounds * (passes - computed) / (gathers + reductions)
     hidden = (
-        "what exceeds the computation beside it, and slows it" if chunks[0].overlaps else "all, because overlap_comm is off"
+        "what exceeds the computation beside it, and slows it"
+        if parts.common.beside.overlaps
+        else "all, because overlap_comm is off"
     )
     for name, seconds, what in (
         ("parameter_gathers", gathers, "ZeRO-3 before each pass"),
@@ -93,20 +99,21 @@ def _zero_traffic(step: TrainingStep, parts: StepParts, chunks: tuple[StageSecon
 
 def _after_passes(step: TrainingStep, parts: StepParts) -> Iterator[tuple[str, Component]]:
     """What is done once a step."""
-    slowest = max(parts.coordinates, key=lambda chunks: float(sum(chunk.update for chunk in chunks)))
+    slowest = max(parts.coordinates, key=lambda chunks: float(sum(chunk.exchange.update for chunk in chunks)))
     group = _group(parts.common.data_group)
     whole = max(
-        float(sum(chunk.traffic.boundary_reduction + chunk.tied_reduction for chunk in chunks)) for chunks in parts.coordinates
+        float(sum(chunk.exchange.traffic.boundary_reduction + chunk.exchange.tied_reduction for chunk in chunks))
+        for chunks in parts.coordinates
     )
     reduction = Component(
         seconds=max(whole, parts.reduction_seconds),
         exposed_seconds=parts.reduction_seconds,
-        reason=f"data-parallel all-reduce, {group}; {_reduction_reason(step, slowest)}",
+        reason=f"data-parallel all-reduce, {group}; {_reduction_reason(step, parts.common.beside.overlaps)}",
     )
     yield "gradient_reduction", reduction
 
     def total(name: str) -> float:
-        return float(sum(getattr(chunk.optimizer, name) for chunk in slowest))
+        return float(sum(getattr(chunk.exchange.optimizer, name) for chunk in slowest))
 
     yield "optimizer", _exposed(total("device"), "states and gradients over the memory bandwidth")
     ranks = parts.common.speeds.slots
@@ -117,7 +124,7 @@ def _after_passes(step: TrainingStep, parts: StepParts) -> Iterator[tuple[str, C
     yield "offload_copies", _exposed(total("host_copies"), "gradients to the host, parameters back")
     yield "nvme_reads", _exposed(total("disk_reads"), f"optimizer states; {ranks} ranks share the host's disks")
     yield "nvme_writes", _exposed(total("disk_writes"), f"states written back; {ranks} ranks share the host's disks")
-    gather = float(sum(chunk.traffic.parameter_gather for chunk in slowest))
+    gather = float(sum(chunk.exchange.traffic.parameter_gather for chunk in slowest))
     yield "parameter_gather", _exposed(gather, f"exposed because the next forward pass needs them; {group}")
     yield "overhead", _exposed(parts.common.speeds.step_overhead, "what every step costs beside its work")
 
@@ -132,20 +139,20 @@ def _exposed(seconds: float, reason: str) -> Component:
 
 def _launch_excess(chunk: StageSeconds, rounds: int) -> float:
     """What the passes take longer than their work, because the host cannot launch it faster."""
-    layer, layers = chunk.layer, chunk.layers
-    work = layers * (layer.forward + layer.backward + layer.recomputed)
-    work += chunk.ends_forward + chunk.ends_backward + chunk.gradients + chunk.tensor_forward + chunk.tensor_backward
-    return float(rounds * (chunk.computed_forward + chunk.computed_backward - 2 * chunk.host_copies - work))
+    work, layer = chunk.work, chunk.work.layer
+    busy = work.layers * (layer.forward + layer.backward + layer.recomputed)
+    busy += work.ends_forward + work.ends_backward + work.gradients + work.tensor_forward + work.tensor_backward
+    return float(rounds * (work.forward + work.backward - 2 * work.host_copies - busy))
 
 
 def _launch_reason(parts: StepParts) -> str:
-    return f"the device waits for its host, which needs {1e3 * parts.common.layer.launches:.2f} ms to launch a layer's pass"
+    return f"the device waits for its host, which needs {1e3 * parts.work.layer.launches:.2f} ms to launch a layer's pass"
 
 
-def _reduction_reason(step: TrainingStep, chunks: tuple[StageSeconds, ...]) -> str:
+def _reduction_reason(step: TrainingStep, overlaps: bool) -> str:
     if step.pipeline_parallel_size > 1:
         return "exposed because DeepSpeed's pipeline reduces after the last backward pass"
-    if chunks[0].overlaps:
+    if overlaps:
         return "exposed: what exceeds the last backward pass"
     return (
         "exposed because overlap_comm is off"

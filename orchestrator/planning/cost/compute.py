@@ -8,7 +8,7 @@ Sizes may be arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.config.enums import Accelerator, RecomputePolicy
 from orchestrator.planning.attention import attention_kernel, gets_document_masks, recomputed_attention_bytes
@@ -38,8 +38,7 @@ LOGIT_MOVES = (2, 1)
 """How often the logits, in the model's format and in fp32, move in the loss: forward, and backward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSeconds:
+class LayerSeconds(NamedTuple):
     """Forward pass of one transformer layer for one micro-batch, and what differs in the backward pass."""
 
     products: Size

@@ -11,7 +11,7 @@ What DeepSpeed 0.19.8 does (``deepspeed/runtime/zero``, ``runtime/pipe/engine.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.config.enums import OffloadDevice
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
@@ -26,8 +26,7 @@ GATHERED_MODULES = 4
 """Modules of a layer with matrices: ZeRO-3 fetches each before it runs, and no more of the next than fits its bucket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Seconds of communication of one stage's data-parallel group."""
 
     forward_gather: Size
@@ -52,7 +51,7 @@ def data_parallel_traffic(
     speeds: Speeds,
 ) -> Traffic:
     """The traffic of a rank with ``parameters`` elements, ``num_layers`` layers among them."""
-    none = 0.0 * parameters
+    none = 0.0
     sent_bytes = parameters * DTYPE_BYTES[settings.communication_data_type]
     whole_bytes = parameters * DTYPE_BYTES[settings.dtype]
     if settings.zero_stage >= 3:
@@ -86,7 +85,7 @@ def _fetch_seconds(settings: DeepSpeedSettings, whole_bytes: Size, group: Placem
     shard = whole_bytes / group.num_ranks
     match settings.offload_param_device:
         case OffloadDevice.none:
-            return 0 * shard
+            return 0.0
         case OffloadDevice.cpu:
             return shard / speeds.host_link_bandwidth
         case OffloadDevice.nvme:

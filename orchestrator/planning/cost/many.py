@@ -1,28 +1,40 @@
 """The time of many layouts of one run at once, by the kernels and the closed forms that give a single one.
 
-What changes the shape of the formulas (ZeRO stage, recomputation, pipeline stages) is looped over, and so is the
-tensor-parallel size, whose divisions then are those of single numbers: each combination once for all of its layouts. For 1F1B
-and GPipe the result is that of ``step_time``; for DualPipeV, which has no closed form, no more than it.
+What a stage computes depends on the tensor-parallel size and the micro-batch, what its ranks exchange on the tensor- and
+data-parallel size; what changes the shape of the formulas (ZeRO stage, recomputation, pipeline stages) is looped over. Both are
+computed once for each combination that occurs, and a layout looks them up. For 1F1B and GPipe the result is that of
+``step_time``; for DualPipeV, which has no closed form, no more than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from orchestrator.config.enums import PipelineSchedule, RecomputePolicy
+from orchestrator.planning.broadcast import larger
 from orchestrator.planning.cost.pipeline import dual_pipe_v_bound, gpipe_seconds, one_f_one_b_seconds
-from orchestrator.planning.cost.stages import StageSeconds, common_to_stages, stage_seconds
+from orchestrator.planning.cost.speeds import speeds_of
+from orchestrator.planning.cost.stages import (
+    Beside,
+    StagePasses,
+    StageWaits,
+    common_to_stages,
+    sends_of,
+    stage_exchanges,
+    transfer_seconds,
+)
 from orchestrator.planning.cost.training_step import TrainingStep
+from orchestrator.planning.cost.work import pass_work, stage_work
 from orchestrator.planning.memory.estimate import Estimator
-from orchestrator.planning.memory.many import Layouts, combination_settings, combinations
+from orchestrator.planning.memory.many import Layouts, stage_settings
+from orchestrator.planning.memory.shape import tensor_shapes
 from orchestrator.planning.parameters import Size
-from orchestrator.planning.partition import UNIFORM, Partition, partition_layers, stages_per_rank
-
-CHUNK = 8192
-"""Layouts at a time: their arrays stay in the cache."""
+from orchestrator.planning.partition import UNIFORM, Partition, Stage, partition_layers, stages_per_rank
+from orchestrator.planning.tables import chunks, groups, looked_up, tabulate
 
 
 def step_seconds_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
@@ -33,73 +45,147 @@ def step_seconds_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
     """
     shape, arrays = layouts.flat()
     result = np.full(arrays["zero_stage"].shape, np.inf)
-    names = ("zero_stage", "recompute", "pipeline_parallel_size", "tensor_parallel_size")
-    for places, (zero_stage, recompute, stages, tensor) in combinations([arrays[name] for name in names]):
+    for places, (stages, zero_stage) in groups([arrays["pipeline_parallel_size"], arrays["zero_stage"]]):
         held = stages_per_rank(estimator.config.parallelism.schedule, stages)
-        if stages * held > estimator.spec.num_hidden_layers:
-            continue
-        partition = partition_layers(estimator.spec, pipeline_parallel_size=stages, method=UNIFORM, stages_per_rank=held)
-        for first in range(0, len(places), CHUNK):
-            chosen = places[first : first + CHUNK]
-            sizes = {name: array[chosen] for name, array in arrays.items() if name not in names}
-            step = _step(estimator, sizes, zero_stage, recompute, stages, tensor)
-            result[chosen] = _seconds(step, partition)
+        if stages * held <= estimator.spec.num_hidden_layers:
+            partition = partition_layers(estimator.spec, pipeline_parallel_size=stages, method=UNIFORM, stages_per_rank=held)
+            sizes = {name: array[places] for name, array in arrays.items()}
+            result[places] = _seconds(_any_step(estimator, stages, zero_stage), partition, sizes)
     return result.reshape(shape)
 
 
-def _step(
-    estimator: Estimator, arrays: dict[str, np.ndarray], zero_stage: int, recompute: int, stages: int, tensor: int
-) -> TrainingStep:
-    """The layouts of a combination as one step whose sizes are arrays."""
-    passed = replace(
-        estimator.passed,
-        micro_batch=arrays["train_micro_batch_size_per_gpu"],
-        tensor_parallel_size=tensor,
-        recompute=list(RecomputePolicy)[recompute],
-    )
+def _any_step(estimator: Estimator, stages: int, zero_stage: int) -> TrainingStep:
+    """What the layouts have in common; the sizes are filled in."""
     return TrainingStep(
         spec=estimator.spec,
         cluster=estimator.cluster,
-        settings=combination_settings(estimator, zero_stage, stages),
-        passed=passed,
+        settings=stage_settings(estimator, zero_stage, stages),
+        passed=estimator.passed,
         pipeline_parallel_size=stages,
-        data_parallel_size=arrays["data_parallel_size"],
-        micro_batches=arrays["gradient_accumulation_steps"],
+        data_parallel_size=1,
+        micro_batches=1,
         schedule=estimator.config.parallelism.schedule,
     )
 
 
-def _seconds(step: TrainingStep, partition: Partition) -> np.ndarray:
-    common = common_to_stages(step)
-    known: dict[tuple[object, ...], tuple[StageSeconds, ...]] = {}
-    coordinates = []
-    for index in range(partition.num_coordinates):
-        held = partition.held_by(index)
-        kind = tuple(stage.kind for stage in held)
-        if kind not in known:
-            known[kind] = stage_seconds(common, held)
-        coordinates.append(known[kind])
-    update: Size = 0.0
-    for chunks in known.values():
-        update = np.maximum(update, sum(chunk.update for chunk in chunks))
-    return np.asarray(_passes_and_reduction(step, coordinates) + update + common.speeds.step_overhead)
+class _Work(NamedTuple):
+    """Tables of what does not depend on the data-parallel size."""
+
+    residual_bytes: Size
+    tensor_gather: Size
+    computed: Mapping[Any, Sequence[tuple[Size, Size]]]
+    """Forward and backward of each stage of a kind of coordinate."""
 
 
-def _passes_and_reduction(step: TrainingStep, coordinates: Sequence[tuple[StageSeconds, ...]]) -> Size:
-    """The pipeline, and what the reductions add: a stage has its last gradients before those in front of it."""
-    by_layer = [chunks[0] for chunks in coordinates] + [chunks[1] for chunks in reversed(coordinates) if len(chunks) > 1]
-    passes = {id(stage): (stage.forward, stage.backward) for stage in by_layer}
-    forward, backward = (
-        np.stack([np.broadcast_to(passes[id(stage)][which], step.micro_batches.shape) for stage in by_layer], -1)
-        for which in (0, 1)
+class _Exchange(NamedTuple):
+    """Tables of what does not depend on the micro-batch."""
+
+    update: Size
+    waits: Mapping[Any, Sequence[StageWaits]]
+
+
+def _seconds(step: TrainingStep, partition: Partition, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Layouts with the same stages and the same ZeRO stage."""
+    coordinates = [partition.held_by(index) for index in range(partition.num_coordinates)]
+    kinds = {_kind(held): held for held in coordinates}
+    tensor, data = sizes["tensor_parallel_size"], sizes["data_parallel_size"]
+    micro_batches = sizes["gradient_accumulation_steps"]
+    of_work, work_tables = tabulate(
+        [sizes["recompute"], micro_batches > 1, tensor, sizes["train_micro_batch_size_per_gpu"]],
+        lambda policy, columns: _work(step, kinds, policy, *columns),
     )
+    # Only ZeRO-3 gathers again for what is recomputed.
+    policies = sizes["recompute"] if step.settings.zero_stage >= 3 else 0 * sizes["recompute"]
+    of_exchange, exchange_tables = tabulate(
+        [policies, tensor, data], lambda policy, columns: _exchange(step, kinds, policy, *columns)
+    )
+    common = common_to_stages(step)
+    result = np.empty(len(tensor))
+    for chunk in chunks(len(result)):
+        work = _as_work(kinds, [looked_up(table, of_work[chunk]) for table in work_tables])
+        exchange = _as_exchange(kinds, [looked_up(table, of_exchange[chunk]) for table in exchange_tables])
+        passed = replace(step.passed, tensor_parallel_size=tensor[chunk])
+        own = replace(step, passed=passed, data_parallel_size=data[chunk], micro_batches=micro_batches[chunk])
+        transfer = transfer_seconds(
+            own, residual_bytes=work.residual_bytes, tensor_gather=work.tensor_gather, speeds=common.speeds
+        )
+        passes = {kind: _passes(common.beside, held, kind, work, exchange, transfer) for kind, held in kinds.items()}
+        pipeline = _pipeline_and_reduction(own, [passes[_kind(held)] for held in coordinates])
+        result[chunk] = pipeline + exchange.update + common.speeds.step_overhead
+    return result
+
+
+def _passes(
+    beside: Beside, held: Sequence[Stage], kind: Any, work: _Work, exchange: _Exchange, transfer: Size
+) -> list[StagePasses]:
+    stages = zip(held, work.computed[kind], exchange.waits[kind], strict=True)
+    return [beside.passes(computed, sends_of(stage, transfer), waits) for stage, computed, waits in stages]
+
+
+def _work(
+    step: TrainingStep,
+    kinds: Mapping[Any, Sequence[Stage]],
+    recompute: int,
+    accumulates: np.ndarray,
+    tensor: np.ndarray,
+    micro_batch: np.ndarray,
+) -> list[Size]:
+    """The fields of ``_Work`` in one row."""
+    policy = list(RecomputePolicy)[recompute]
+    passed = replace(step.passed, recompute=policy, tensor_parallel_size=tensor, micro_batch=micro_batch)
+    work = pass_work(step.spec, passed, speeds_of(step.cluster, step.settings.dtype))
+    shapes = tensor_shapes(step.spec, tensor_parallel_size=tensor, persistence_threshold=0)
+    found: list[Size] = [work.residual_bytes, work.tensor_gather]
+    for held in kinds.values():
+        parameters = shapes.of_rank(held).parameters / len(held)
+        for stage in held:
+            own = stage_work(work, stage, parameters=parameters, accumulates=accumulates, settings=step.settings)
+            found += [own.forward, own.backward]
+    return found
+
+
+def _as_work(kinds: Mapping[Any, Sequence[Stage]], fields: Sequence[Size]) -> _Work:
+    residual, gather, *passes = fields
+    rest = iter(passes)
+    return _Work(residual, gather, {kind: [(next(rest), next(rest)) for _ in held] for kind, held in kinds.items()})
+
+
+def _exchange(
+    step: TrainingStep, kinds: Mapping[Any, Sequence[Stage]], recompute: int, tensor: np.ndarray, data: np.ndarray
+) -> list[Size]:
+    """The fields of ``_Exchange`` in one row."""
+    passed = replace(step.passed, recompute=list(RecomputePolicy)[recompute], tensor_parallel_size=tensor)
+    common = common_to_stages(replace(step, passed=passed, data_parallel_size=data))
+    update: Size = 0.0
+    found: list[Size] = []
+    for held in kinds.values():
+        exchanges = stage_exchanges(common, held)
+        update = larger(update, sum(exchange.update for exchange in exchanges))
+        found += [wait for exchange in exchanges for wait in exchange.waits]
+    return [update, *found]
+
+
+def _as_exchange(kinds: Mapping[Any, Sequence[Stage]], fields: Sequence[Size]) -> _Exchange:
+    update, *waits = fields
+    rest = iter(waits)
+    num_waits = len(StageWaits._fields)
+    return _Exchange(
+        update,
+        {kind: [StageWaits(*(next(rest) for _ in range(num_waits))) for _ in held] for kind, held in kinds.items()},
+    )
+
+
+def _pipeline_and_reduction(step: TrainingStep, coordinates: Sequence[Sequence[StagePasses]]) -> Size:
+    """The pipeline, and what the reductions add: a stage has its last gradients before those in front of it."""
+    by_layer = [stages[0] for stages in coordinates] + [stages[1] for stages in reversed(coordinates) if len(stages) > 1]
+    forward, backward = [stage.forward for stage in by_layer], [stage.backward for stage in by_layer]
     earlier: Size = 0.0
     left: Size = 0.0
-    for chunks in coordinates:
-        left = np.maximum(left, sum(chunk.after_backward for chunk in chunks) - earlier)
-        earlier = earlier + passes[id(chunks[0])][1]
+    for stages in coordinates:
+        left = larger(left, sum(stage.after_backward for stage in stages) - earlier)
+        earlier = earlier + stages[0].backward
     if len(coordinates) == 1:
-        return step.micro_batches * (forward + backward).sum(-1) + left
+        return step.micro_batches * (sum(forward) + sum(backward)) + left
     match step.schedule:
         case PipelineSchedule.dual_pipe_v:
             seconds = dual_pipe_v_bound(forward, backward, step.micro_batches)
@@ -108,3 +194,7 @@ def _passes_and_reduction(step: TrainingStep, coordinates: Sequence[tuple[StageS
         case PipelineSchedule.one_f_one_b:
             seconds = one_f_one_b_seconds(forward, backward, step.micro_batches)
     return seconds + left
+
+
+def _kind(held: Sequence[Stage]) -> Any:
+    return tuple(stage.kind for stage in held)

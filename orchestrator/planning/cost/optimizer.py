@@ -5,7 +5,7 @@ The processors and the disks of a host are shared by all of its ranks. Sizes may
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.config.enums import OffloadDevice
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
@@ -18,8 +18,7 @@ GRADIENT_MOVES = 3
 """How often the device reads the gradients in a step: for the norm and the overflow check, to unscale, to update."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSeconds:
+class OptimizerSeconds(NamedTuple):
     """Parts of the update, one after the other: DeepSpeed overlaps disk and processors only between sub-groups."""
 
     device: Size

@@ -7,14 +7,13 @@ ints or integer arrays that broadcast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.parameters import Size, ceil_divide
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """One communication group on the hosts."""
 
     num_ranks: Size

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.planning.cost.components import Component, step_components
 from orchestrator.planning.cost.pipeline import pipeline_seconds
-from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_stages, stage_seconds
+from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_stages, stage_of_step, stage_seconds
 from orchestrator.planning.cost.training_step import TrainingStep
+from orchestrator.planning.cost.work import PassWork
 from orchestrator.planning.layers import model_flops_per_token
-from orchestrator.planning.partition import Partition, Stage
+from orchestrator.planning.partition import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class StepParts:
     """The step in the order it runs."""
 
     common: Common
+    work: PassWork
     coordinates: tuple[tuple[StageSeconds, ...], ...]
     """The chunks of every pipeline coordinate."""
     busy_seconds: tuple[float, ...]
@@ -89,17 +91,19 @@ def step_time(step: TrainingStep, partition: Partition) -> StepTime:
 def step_parts(step: TrainingStep, partition: Partition) -> StepParts:
     """The step in the order it runs. Stages of one kind are computed once."""
     common = common_to_stages(step)
+    work, transfer = stage_of_step(step, common)
     known: dict[Any, _Coordinate] = {}
     coordinates = []
     for index in range(partition.num_coordinates):
         held = partition.held_by(index)
         kind = tuple(stage.kind for stage in held)
         if kind not in known:
-            known[kind] = _coordinate(common, held)
+            known[kind] = _coordinate(stage_seconds(common, work, transfer, held))
         coordinates.append(known[kind])
     forward, backward = [each.forward for each in coordinates], [each.backward for each in coordinates]
     return StepParts(
         common=common,
+        work=work,
         coordinates=tuple(each.chunks for each in coordinates),
         busy_seconds=tuple(step.micro_batches * (sum(each.forward) + sum(each.backward)) for each in coordinates),
         pipeline_seconds=pipeline_seconds(step.schedule, forward, backward, micro_batches=step.micro_batches),
@@ -108,8 +112,7 @@ def step_parts(step: TrainingStep, partition: Partition) -> StepParts:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Coordinate:
+class _Coordinate(NamedTuple):
     """A kind of pipeline coordinate: its chunks, and their seconds as numbers."""
 
     chunks: tuple[StageSeconds, ...]
@@ -119,14 +122,13 @@ class _Coordinate:
     update: float
 
 
-def _coordinate(common: Common, held: Sequence[Stage]) -> _Coordinate:
-    chunks = stage_seconds(common, held)
+def _coordinate(chunks: tuple[StageSeconds, ...]) -> _Coordinate:
     return _Coordinate(
         chunks=chunks,
-        forward=tuple(float(chunk.forward) for chunk in chunks),
-        backward=tuple(float(chunk.backward) for chunk in chunks),
-        after_backward=float(sum(chunk.after_backward for chunk in chunks)),
-        update=float(sum(chunk.update for chunk in chunks)),
+        forward=tuple(float(chunk.passes.forward) for chunk in chunks),
+        backward=tuple(float(chunk.passes.backward) for chunk in chunks),
+        after_backward=float(sum(chunk.passes.after_backward for chunk in chunks)),
+        update=float(sum(chunk.exchange.update for chunk in chunks)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from orchestrator.config.enums import Accelerator, PipelineSchedule, RecomputePolicy
@@ -86,7 +86,10 @@ def in_flight_micro_batches(
 
 
 class PassBytes:
-    """Bytes of one forward and backward pass, whichever stages a rank holds: each is computed once, when it is asked for."""
+    """Bytes of one forward and backward pass, whichever stages a rank holds: each is computed once, when it is asked for.
+
+    ``pass_bytes`` gives the same object for the same pass, if its sizes are numbers.
+    """
 
     def __init__(self, spec: ModelSpec, passed: Pass) -> None:
         self.spec, self.passed = spec, passed
@@ -121,7 +124,7 @@ class PassBytes:
         return self._num_groups(stage) * block * in_flight
 
     def working(self, stage: Stage) -> Size:
-        """Beyond the saved activations, while the backward pass is in a layer (recomputation: that of its group as well)."""
+        """Beyond the saved activations, while the backward pass is in a layer, or in the group of it that is recomputed."""
         if stage.num_layers == 0:
             return 0 * self.passed.micro_batch
         interval = min(self.passed.group_size, stage.num_layers)
@@ -212,3 +215,9 @@ class PassBytes:
         passed = self.passed
         whole = passed.micro_batch * passed.sequence_length * self.spec.hidden_size * passed.dtype_bytes
         return ceil_divide(whole, passed.tensor_parallel_size) if passed.sequence_parallel else whole
+
+
+@lru_cache(maxsize=1024)
+def pass_bytes(spec: ModelSpec, passed: Pass) -> PassBytes:
+    """The bytes of a pass whose sizes are numbers: many layouts have it in common."""
+    return PassBytes(spec, passed)

@@ -7,6 +7,7 @@ At stage 3 the fp32 shards are the parameters, and no 16-bit copy is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +88,9 @@ def checkpoint_disk(
     for of_model, of_optimizer in files:
         parameters += tensor_parallel_size * int(of_model)
         optimizer_states += tensor_parallel_size * writers * int(of_optimizer)
-    saves = num_saves(checkpoint, training.max_steps)
-    kept = min(saves, checkpoint.keep) if checkpoint.keep > 0 else saves
+    saves = num_saves(checkpoint, training.max_steps) + num_best_saves(checkpoint, training)
+    # the best beside the newest: it may be older than all of them
+    kept = min(saves, checkpoint.keep + checkpoint.keep_best) if checkpoint.keep > 0 else saves
     return CheckpointDisk(parameters=parameters, optimizer_states=optimizer_states, kept=kept, at_once=min(saves, kept + 1))
 
 
@@ -97,3 +99,14 @@ def num_saves(checkpoint: CheckpointConfig, max_steps: int) -> int:
     regular = max_steps // checkpoint.save_every if checkpoint.save_every > 0 else 0
     ends_with_one = checkpoint.save_every > 0 and max_steps % checkpoint.save_every == 0
     return regular + (checkpoint.save_at_end and not ends_with_one)
+
+
+def num_best_saves(checkpoint: CheckpointConfig, training: TrainingConfig) -> int:
+    """Further checkpoints that evaluations cause if each is the best so far: after steps that would save none."""
+    if not checkpoint.keep_best:
+        return 0
+    every, save_every = training.evaluate_every, checkpoint.save_every
+    evaluated = (training.max_steps - 1) // every if every > 0 else 0
+    both = (training.max_steps - 1) // math.lcm(every, save_every) if every > 0 and save_every > 0 else 0
+    saves_last = checkpoint.save_at_end or (save_every > 0 and training.max_steps % save_every == 0)
+    return evaluated - both + (not saves_last)

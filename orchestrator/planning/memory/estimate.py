@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from orchestrator.config.enums import Accelerator
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.cluster_spec import ClusterSpec, Host
 from orchestrator.planning.kernels import Kernels
 from orchestrator.planning.layout import ParallelLayout
-from orchestrator.planning.memory.activations import Pass, PassBytes, in_flight_micro_batches
+from orchestrator.planning.memory.activations import Pass, in_flight_micro_batches
 from orchestrator.planning.memory.device import (
     Phase,
-    PhaseComponents,
     StageLoad,
-    pass_components,
-    state_components,
     with_passes,
 )
-from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk, rank_file_bytes
-from orchestrator.planning.memory.host import host_states
-from orchestrator.planning.memory.hosts import EqualHosts, HostMemory, HostShare, NvmeMemory, host_share, sum_hosts
+from orchestrator.planning.memory.disk import CheckpointDisk, checkpoint_disk
+from orchestrator.planning.memory.hosts import EqualHosts, HostMemory, NvmeMemory, sum_hosts
 from orchestrator.planning.memory.levels import (
     DeviceSurroundings,
     Levels,
@@ -36,13 +31,12 @@ from orchestrator.planning.memory.levels import (
     extra_groups,
     held_bytes,
     levels,
-    needed_bytes,
     outside_bytes,
     remember,
     reserved_bytes,
 )
-from orchestrator.planning.memory.shape import RankShape, TensorShapes, largest_parameter, tensor_shapes
-from orchestrator.planning.memory.states import FP32_BYTES
+from orchestrator.planning.memory.rank_kinds import RankKind, RankKinds
+from orchestrator.planning.memory.shape import RankShape, TensorShapes, known_shapes
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import Partition, Stage
 from orchestrator.units import DTYPE_BYTES
@@ -73,8 +67,9 @@ class DeviceMemory:
     capacity_bytes: int
     phase: Phase
     """That of the peak."""
-    components_of: Mapping[Phase, Mapping[str, int]]
-    """Components of every phase, in the order of a run; they add up to allocated."""
+    states: Mapping[Phase, Mapping[str, int]]
+    """Components of every phase, in the order of a run, without those of ``passes``; together they add up to allocated."""
+    passes: Mapping[Phase, Mapping[str, int]]
     surroundings: DeviceSurroundings
     measured_on: str | None
     """The host whose devices were measured to have less than the cluster says, and decide."""
@@ -82,14 +77,14 @@ class DeviceMemory:
     @property
     def components(self) -> Mapping[str, int]:
         """The components of the peak's phase."""
-        return self.components_of[self.phase]
+        return {**self.states[self.phase], **self.passes.get(self.phase, {})}
 
     @property
     def phases(self) -> Mapping[Phase, PhaseMemory]:
         """Every phase; the allocator may still hold what earlier ones needed."""
         memories: dict[Phase, PhaseMemory] = {}
         held: dict[str, int] = {}
-        for phase, components in self.components_of.items():
+        for phase, components in with_passes(self.states, self.passes).items():
             remember(held, components)
             level = levels(needed=sum(components.values()), cached=held_bytes(held), surroundings=self.surroundings)
             memories[phase] = PhaseMemory(components=components, levels=level)
@@ -170,11 +165,11 @@ class Estimator:
 
     def estimate(self, partition: Partition) -> MemoryEstimate:
         """The memory of the run. Work grows with kinds of stages and of hosts, not with ranks."""
-        stages = _Stages(self)
+        stages = RankKinds(self)
         device, shares, files = [], [], []
         for index in range(partition.num_coordinates):
             kind, load = stages.of_rank(index, partition.held_by(index))
-            memory = self._device(index, stages.counted(kind, load))
+            memory = self._device(index, kind, stages.passes(load))
             device.append(memory)
             shares.append(stages.host_share(kind, load, device_bytes=memory.device_bytes))
             files.append(kind.files)
@@ -195,8 +190,9 @@ class Estimator:
 
     def device_bytes(self, coordinate: int, held: Sequence[Stage]) -> int:
         """Peak of a rank of pipeline coordinate ``coordinate`` if it holds ``held``."""
-        stages = _Stages(self)
-        needed = needed_bytes(stages.counted(*stages.of_rank(coordinate, held)))
+        stages = RankKinds(self)
+        kind, load = stages.of_rank(coordinate, held)
+        needed = max(kind.totals(stages.passes(load)).values())
         return int(
             reserved_bytes(needed, self.cluster.accelerator)
             + outside_bytes(self._surroundings(self.cluster.device_memory_bytes))
@@ -232,7 +228,7 @@ class Estimator:
     @property
     def tensor_shapes(self) -> TensorShapes:
         """The parts of the model on one tensor-parallel rank."""
-        return tensor_shapes(
+        return known_shapes(
             self.spec,
             tensor_parallel_size=self.layout.tensor_parallel_size,
             persistence_threshold=self.settings.stage3_param_persistence_threshold,
@@ -260,8 +256,8 @@ class Estimator:
             accumulates=layout.gradient_accumulation_steps > 1,
         )
 
-    def _device(self, coordinate: int, counted: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
-        totals = {phase: sum(components.values()) for phase, components in counted.items()}
+    def _device(self, coordinate: int, kind: RankKind, passes: Mapping[Phase, Mapping[str, int]]) -> DeviceMemory:
+        totals = kind.totals(passes)
         peak = max(totals, key=totals.__getitem__)
         ranks = self.layout.stage_ranks(coordinate)
         tightest = self.cluster.tightest_host(ranks)
@@ -270,10 +266,11 @@ class Estimator:
         return DeviceMemory(
             stage=coordinate,
             ranks=ranks,
-            levels=levels(needed=totals[peak], cached=cached_bytes(counted), surroundings=surroundings),
+            levels=levels(needed=totals[peak], cached=kind.cached + cached_bytes(passes), surroundings=surroundings),
             capacity_bytes=capacity,
             phase=peak,
-            components_of=counted,
+            states=kind.states,
+            passes=passes,
             surroundings=surroundings,
             measured_on=tightest.name if tightest is not None and capacity < self.cluster.device_memory_bytes else None,
         )
@@ -290,91 +287,3 @@ class Estimator:
             ),
             capacity_bytes=capacity_bytes,
         )
-
-
-class _Kind(NamedTuple):
-    """What stages have in common that hold the same, wherever they are."""
-
-    shape: RankShape
-    states: Mapping[Phase, Mapping[str, int]]
-    """``state_components`` that are there at all, in whole bytes."""
-    files: tuple[int, int]
-    """``rank_file_bytes``."""
-    shares: dict[tuple[int, int], HostShare]
-    """By the bytes of the process and of the activations that wait in host memory."""
-
-
-class _Stages:
-    """The stages of one run: what several of them share is computed once."""
-
-    def __init__(self, estimator: Estimator) -> None:
-        self._estimator = estimator
-        self._of_pass = PassBytes(estimator.spec, estimator.passed)
-        self._shapes = estimator.tensor_shapes
-        self._kinds: dict[Any, _Kind] = {}
-
-    def of_rank(self, coordinate: int, held: Sequence[Stage]) -> tuple[_Kind, StageLoad]:
-        """The kind and the load of the ranks of a pipeline coordinate that hold ``held``."""
-        shares = self._estimator.trainable_shares
-        key = tuple(stage.kind if shares is None else stage for stage in held)
-        kind = self._kinds.get(key)
-        if kind is not None:
-            return kind, self._estimator.load(coordinate, held, kind.shape)
-        load = self._estimator.load(coordinate, held, self._shapes.of_rank(held, shares))
-        model, optimizer = rank_file_bytes(self._estimator.settings, load)
-        kind = self._kinds[key] = _Kind(load.shape, self._states(load), (int(model), int(optimizer)), {})
-        return kind, load
-
-    def counted(self, kind: _Kind, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
-        """Components of every phase, whole bytes of what is there at all."""
-        passes = pass_components(load, self._of_pass)
-        if self._estimator.settings.accelerator is Accelerator.cpu:
-            # What is offloaded stays in the same process.
-            waiting = {"offloaded_activations": self._host_activations(load)}
-            passes = {phase: {**parts, **waiting} for phase, parts in passes.items()}
-        return with_passes(kind.states, _whole(passes))
-
-    def host_share(self, kind: _Kind, load: StageLoad, *, device_bytes: int) -> HostShare:
-        """What a rank adds to its host."""
-        estimator = self._estimator
-        process = device_bytes if estimator.settings.accelerator is Accelerator.cpu else 0
-        waiting = self._host_activations(load)
-        share = kind.shares.get((process, waiting))
-        if share is None:
-            share = kind.shares[process, waiting] = host_share(
-                estimator.settings,
-                estimator.cluster,
-                load,
-                device_bytes=process,
-                file_bytes=sum(kind.files),
-                activation_bytes=waiting,
-                initial_value_bytes=self._initial_value_bytes(load),
-            )
-        return share
-
-    def _states(self, load: StageLoad) -> Mapping[Phase, Mapping[str, int]]:
-        settings = self._estimator.settings
-        phases = _whole(state_components(settings, load))
-        if settings.accelerator is not Accelerator.cpu:
-            return phases
-        states = host_states(settings, load.shape, data_parallel_size=load.data_parallel_size, accumulates=load.accumulates)
-        offloaded = {"offloaded_states": int(states.total)} if states.total else {}
-        return {phase: {**components, **offloaded} for phase, components in phases.items()}
-
-    def _host_activations(self, load: StageLoad) -> int:
-        if not self._of_pass.passed.cpu_checkpointing:
-            return 0
-        held = zip(load.held, load.in_flight, strict=True)
-        return sum(int(self._of_pass.host_activations(stage, in_flight=count)) for stage, count in held)
-
-    def _initial_value_bytes(self, load: StageLoad) -> int:
-        """Workers draw each parameter whole and in fp32, one at a time, and keep their part (``models/initialization.py``)."""
-        with_vocabulary = any(stage.has_embedding or stage.has_head for stage in load.held)
-        return FP32_BYTES * int(
-            largest_parameter(self._estimator.spec, tensor_parallel_size=1, with_vocabulary=with_vocabulary)
-        )
-
-
-def _whole(phases: PhaseComponents) -> Mapping[Phase, Mapping[str, int]]:
-    """Whole bytes of what is there at all."""
-    return {phase: {name: int(size) for name, size in parts.items() if size} for phase, parts in phases.items()}

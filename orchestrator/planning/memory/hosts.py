@@ -65,7 +65,7 @@ class NvmeMemory(NamedTuple):
 
 
 class EqualHosts(NamedTuple):
-    """Consecutive hosts with the same ranks and capacities; the entries are those of the first."""
+    """Consecutive hosts with the same ranks and capacities; in the entries their name is missing."""
 
     first: int
     """Its place in the cluster."""
@@ -158,19 +158,22 @@ def sum_hosts(cluster: ClusterSpec, layout: ParallelLayout, shares: Sequence[Hos
     Ranks go to hosts in order, and the ranks of a stage are consecutive. Work grows with kinds of hosts.
     """
     found: list[EqualHosts] = []
+    known: dict[Any, tuple[HostMemory, NvmeMemory]] = {}
     index = first_rank = 0
     for host, count in cluster.host_runs:
         stop = index + count
         while index < stop:
             mix = _mix(first_rank, first_rank + host.slots, layout.ranks_per_stage, layout.tensor_parallel_size)
             equal = min(stop - index, _equal_hosts(mix, first_rank, host.slots, layout.ranks_per_stage))
-            memory, nvme = _host(
-                [(shares[stage], ranks, writers) for stage, ranks, writers in mix],
-                name=cluster.hosts[index].name,
-                capacity_bytes=cluster.host_capacity(host),
-                nvme_capacity_bytes=cluster.nvme_capacity(host),
-            )
-            found.append(EqualHosts(index, equal, memory, nvme))
+            # Stages of one kind have one share.
+            kind = (id(host), *((id(shares[stage]), ranks, writers) for stage, ranks, writers in mix))
+            if kind not in known:
+                known[kind] = _host(
+                    [(shares[stage], ranks, writers) for stage, ranks, writers in mix],
+                    capacity_bytes=cluster.host_capacity(host),
+                    nvme_capacity_bytes=cluster.nvme_capacity(host),
+                )
+            found.append(EqualHosts(index, equal, *known[kind]))
             index += equal
             first_rank += equal * host.slots
     return tuple(found)
@@ -214,7 +217,7 @@ def _start_process_bytes(settings: DeepSpeedSettings, cluster: ClusterSpec, load
 
 
 def _host(
-    present: Sequence[tuple[HostShare, int, int]], *, name: str, capacity_bytes: int, nvme_capacity_bytes: int | None
+    present: Sequence[tuple[HostShare, int, int]], *, capacity_bytes: int, nvme_capacity_bytes: int | None
 ) -> tuple[HostMemory, NvmeMemory]:
     """RAM and disk of a host with so many ranks of each share, some of which also write the model."""
     components = {"launcher": LAUNCHER_BYTES}
@@ -228,7 +231,7 @@ def _host(
         for component, size in share.components.items():
             components[component] = components.get(component, 0) + size * count
     memory = HostMemory(
-        host=name,
+        host="",
         start_bytes=start,
         step_bytes=sum(components.values()),
         save_bytes=save,
@@ -236,4 +239,4 @@ def _host(
         capacity_bytes=capacity_bytes,
         components={component: size for component, size in components.items() if size},
     )
-    return memory, NvmeMemory(host=name, bytes=disk, capacity_bytes=nvme_capacity_bytes)
+    return memory, NvmeMemory(host="", bytes=disk, capacity_bytes=nvme_capacity_bytes)

@@ -112,29 +112,26 @@ def needed_bytes(phases: Mapping[Any, Mapping[str, Size]]) -> Size:
     return larger(*(sum(components.values()) for components in phases.values()))
 
 
-def cached_bytes(phases: Mapping[Any, Mapping[str, Size]]) -> Size:
+def cached_bytes(phases: Mapping[Any, Mapping[str, Any]]) -> Any:
     """The most that the caching allocator may hold while the device has room: the most of each component, whenever that is.
 
     Whole parameters that ZeRO-3 gathers are freed in another order than they are made, in many sizes: blocks for them are
     there twice.
     """
-    held: dict[str, Size] = {}
+    held: dict[str, Any] = {}
     for components in phases.values():
         remember(held, components)
     return held_bytes(held)
 
 
-def remember(held: dict[str, Size], components: Mapping[str, Size]) -> None:
+def remember(held: dict[str, Any], components: Mapping[str, Any]) -> None:
     """Raise what the allocator holds of each component to what a phase needs."""
     for name, size in components.items():
-        before = held.get(name)
-        if before is None:
+        if size > held.get(name, 0):
             held[name] = size
-        elif before is not size:
-            held[name] = larger(before, size)
 
 
-def held_bytes(held: Mapping[str, Size]) -> Size:
+def held_bytes(held: Mapping[str, Any]) -> Any:
     """All that the allocator holds: ``cached_bytes`` of the phases so far."""
     return sum(held.values()) + held.get(GATHERED, 0)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from orchestrator.planning.broadcast import larger, smaller
 from orchestrator.planning.layers import layer_parameters
@@ -26,8 +28,12 @@ class RankShape(NamedTuple):
     """Trained elements in the matrices of layers: those that Muon updates, if it is the optimizer."""
 
 
-class TensorShapes(NamedTuple):
-    """Elements of the parts of a model on one tensor-parallel rank: what the shapes of all its stages are made of."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShapes:
+    """Elements of the parts of a model on one tensor-parallel rank: what the shapes of all its stages are made of.
+
+    ``known_shapes`` gives the same object for the same number of ranks.
+    """
 
     spec: ModelSpec
     layer: Size
@@ -39,6 +45,8 @@ class TensorShapes(NamedTuple):
     """Of a layer."""
     persistent: Size
     """Of a layer."""
+    ranks: dict[Any, RankShape] = field(default_factory=dict, repr=False, compare=False)
+    """The shapes that were asked for, by the kinds of their stages."""
 
     def of_rank(self, held: Sequence[Stage], trainable_shares: Sequence[float] | None = None) -> RankShape:
         """The shape of any rank that holds the stages ``held``.
@@ -46,6 +54,15 @@ class TensorShapes(NamedTuple):
         A tied head is a second copy of the token embedding unless the rank holds both. ``trainable_shares`` is the share of
         each layer of the model that is trained (``parameter_names.py``); without it all is.
         """
+        if trainable_shares is not None:
+            return self._of_rank(held, trainable_shares)
+        kind = tuple(stage.kind for stage in held)
+        shape = self.ranks.get(kind)
+        if shape is None:
+            shape = self.ranks[kind] = self._of_rank(held, None)
+        return shape
+
+    def _of_rank(self, held: Sequence[Stage], trainable_shares: Sequence[float] | None) -> RankShape:
         parts = [part for stage in held for part in self._parts(stage)]
         if self.spec.tie_word_embeddings and any(stage.has_embedding for stage in held):
             parts = [part for part in parts if part[0].stop != num_model_layers(self.spec)]
@@ -94,6 +111,10 @@ def tensor_shapes(spec: ModelSpec, *, tensor_parallel_size: Size, persistence_th
         largest_matrix=larger(*matrices),
         persistent=persistent + (layer - in_matrices) * (spec.hidden_size <= persistence_threshold),
     )
+
+
+known_shapes = lru_cache(maxsize=256)(tensor_shapes)
+"""``tensor_shapes`` of a number of ranks: many layouts have them in common."""
 
 
 def rank_shape(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.config.enums import OffloadDevice, PipelineSchedule, RecomputePolicy
+from orchestrator.config.enums import Accelerator, OffloadDevice, PipelineSchedule, RecomputePolicy
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.planning.model_spec import ModelSpec
@@ -231,9 +231,19 @@ def _zero_stages(config: RunConfig, pipeline: int) -> range:
 
 
 def _can_offload(config: RunConfig, stage: int, optimizer: OffloadDevice, param: OffloadDevice) -> bool:
-    """Optimizers leave from stage 1, parameters and anything to disk at stage 3; disks need a path."""
+    """Optimizers leave from stage 1, parameters and anything to disk at stage 3; disks need a path.
+
+    Where processors train, everything is in their RAM already: that is a place to go only if ``planner.fix`` says so.
+    """
     on_disk = NVME in (optimizer, param)
     if on_disk and config.offload.nvme_path is None:
+        return False
+    fix = config.planner.fix
+    if (
+        config.cluster.accelerator is Accelerator.cpu
+        and CPU in (optimizer, param)
+        and CPU not in (fix.optimizer_device, fix.param_device)
+    ):
         return False
     return stage >= (3 if on_disk or param is not NONE else 1)
 

@@ -12,8 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
+
+ARRAY = "array.npy"
 
 
 def cache_key(shape: Mapping[str, Any]) -> str:
@@ -44,6 +49,22 @@ def cached_folder(folder: Path, *, is_complete: Callable[[Path], bool], build: C
             build(entry)
             entry.rename(folder)
         return True
+
+
+def cached_array(cache_dir: Path, shape: Mapping[str, Any], build: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """The array that ``build`` makes of ``shape``, mapped from disk: the processes of a host share its memory.
+
+    Raises:
+        ConfigurationError: the file system has no locks.
+    """
+    folder = cache_dir.expanduser() / "indices" / cache_key(shape)
+    cached_folder(
+        folder,
+        is_complete=lambda path: (path / ARRAY).is_file(),
+        build=lambda scratch: np.save(scratch / ARRAY, build()),
+    )
+    array: NDArray[Any] = np.load(folder / ARRAY, mmap_mode="r")
+    return array
 
 
 def _wait_for(lock: TextIO) -> None:

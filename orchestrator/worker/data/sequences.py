@@ -21,19 +21,11 @@ IGNORE_KEY = 2
 
 
 class TokenStream(Protocol):
-    """The joined documents of a source, as ``orchestrator.tokens`` stores them."""
+    """The joined documents of a source: what is used here of ``TokenStore``."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all documents."""
-
-    @property
-    def document_ends(self) -> NDArray[np.int64]:
-        """Where each document ends in the stream, ascending."""
-
-    @property
-    def answer_starts(self) -> NDArray[np.int32] | None:
-        """Of each document: the first of its tokens that the loss is on. None: it is on all."""
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """The tokens from ``start`` up to ``stop``."""
@@ -50,23 +42,35 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSource:
-    """A source of sequences and their order."""
+    """A source of sequences and their order. ``document_ends`` are there where answers or resets need them."""
 
+    name: str
     tokens: TokenStream
+    document_ends: NDArray[np.int64] | None = None
+    answer_starts: NDArray[np.int32] | None = None
     windows: Windows
     order: SampleOrder
     sequence_length: int
+    vocab_size: int
+    """Rows of the model's embedding."""
     reset_at_documents: bool = False
     ignore_fraction: float = 0.0
     """Share of the labels that is ignored at random."""
 
     def row(self, sequence: int) -> Row:
-        """Sequence number ``sequence``."""
+        """Sequence number ``sequence``.
+
+        Raises:
+            ValueError: it has a token that the model's embedding has no row for, which a GPU would end the process for.
+        """
         starts, stops = self.windows.bounds(np.array([sequence]))
         start, stop = int(starts[0]), int(stops[0])
         size = stop - start
         window = np.full(self.sequence_length + 1, PADDING, dtype=np.int64)
         window[:size] = self.tokens.read(start, stop)
+        if not 0 <= int(window.min()) <= int(window.max()) < self.vocab_size:
+            within = f"tokens {start} to {stop - 1} of {self.name} reach from {window.min()} to {window.max()}"
+            raise ValueError(f"{within}, and model.vocab_size is {self.vocab_size}")
         labels = window[1:].copy()
         labels[size - 1 :] = IGNORED
         labels[: size - 1][~self._counts(start, stop)] = IGNORED
@@ -80,13 +84,12 @@ class SequenceSource:
     def _counts(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether the loss is on each token from ``start + 1`` up to ``stop``, which its predecessors predict."""
         counts = np.ones(stop - start - 1, dtype=np.bool_)
-        answer_starts = self.tokens.answer_starts
-        if answer_starts is None and not self.reset_at_documents:
+        if self.answer_starts is None and not self.reset_at_documents:
             return counts
         documents, begins = self._documents(start, stop)
         within = np.arange(start, stop) - begins
-        if answer_starts is not None:
-            counts &= (within >= answer_starts[documents])[1:]
+        if self.answer_starts is not None:
+            counts &= (within >= self.answer_starts[documents])[1:]
         if self.reset_at_documents:
             # A document's first token has nothing before it that it could be predicted from.
             counts &= within[1:] > 0
@@ -100,7 +103,8 @@ class SequenceSource:
 
     def _documents(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The document of each token from ``start`` up to ``stop``, and where in the stream that document begins."""
-        ends = self.tokens.document_ends
+        ends = self.document_ends
+        assert ends is not None
         first, last = (int(np.searchsorted(ends, token, side="right")) for token in (start, stop - 1))
         near = np.asarray(ends[max(0, first - 1) : last], dtype=np.int64)
         if first == 0:

@@ -1,7 +1,10 @@
-"""The tokenizer of a run: one that is given, or a byte-level BPE trained on the corpus and kept in the cache."""
+"""The tokenizer of a run: one that is given, or a byte-level BPE trained on the text."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +15,19 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from orchestrator.config.data import DataConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.worker.data.cache import cache_key, cached_folder
-from orchestrator.worker.data.corpus import Corpus
+from orchestrator.tokens.manifest import TOKENIZER
+from orchestrator.worker.data.chunks import Chunk
+from orchestrator.worker.data.documents import Document, documents
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-FILE_NAME = "tokenizer.json"
+LIBRARY = tokenizers.__version__
+SETTINGS = "tokenizer_config.json"
+BESIDE_A_TOKENIZER = (SETTINGS, "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
+"""What a Hugging Face folder has beside its ``tokenizer.json``."""
+_PARTS_OF_A_TOKENIZER = ("tokenizer*", "vocab*", "*.model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,62 +44,52 @@ class LoadedTokenizer:
 
     @property
     def end_of_text(self) -> int | None:
-        """The token put between documents; None if this tokenizer has none that is known by name."""
-        ids = (self.tokenizer.token_to_id(name) for name in KNOWN_ENDS_OF_TEXT)
+        """The token put after each document: the ``eos_token`` of the folder, else one that is known by its name; or None."""
+        ids = (self.tokenizer.token_to_id(name) for name in (*_named_ends(self.path.parent / SETTINGS), *KNOWN_ENDS_OF_TEXT))
         return next((id for id in ids if id is not None), None)
 
 
-def obtain_tokenizer(config: DataConfig, corpus: Corpus, *, model_vocab_size: int) -> LoadedTokenizer:
-    """The tokenizer that ``config`` names, or the cached or newly trained one of ``corpus``.
+def load_tokenizer(path: Path) -> LoadedTokenizer:
+    """The tokenizer in a ``tokenizer.json``, or in a folder that has one.
 
     Raises:
-        ConfigurationError: the file cannot be read, or has ids the model's embedding does not have.
+        ConfigurationError: the file cannot be read.
     """
-    loaded = _load(Path(config.tokenizer_path).expanduser()) if config.tokenizer_path else _trained(config, corpus)
-    if loaded.vocab_size > model_vocab_size:
-        message = f"the tokenizer {loaded.path} has {loaded.vocab_size} ids, model.vocab_size is {model_vocab_size}"
-        raise ConfigurationError(
-            [
-                error(
-                    "tokenizer-vocabulary", "model.vocab_size", message, f"set model.vocab_size to at least {loaded.vocab_size}"
-                )
-            ]
-        )
-    return loaded
-
-
-def _load(path: Path) -> LoadedTokenizer:
+    file = path / TOKENIZER if path.is_dir() else path
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:  # the library raises a bare Exception
-        message = f"{path} is not a tokenizer: {problem}"
-        raise ConfigurationError(
-            [error("tokenizer-file", "data.tokenizer_path", message, "name a tokenizer.json, or null to train one")]
-        ) from None
+        message = f"{file} is not a tokenizer: {problem}"
+        fix = "name a tokenizer.json, a folder of a Hugging Face tokenizer, or null to train one"
+        raise ConfigurationError([error("tokenizer-file", "data.tokenizer_path", message, fix)]) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # A special token that is spelt out in the text is text.
     tokenizer.encode_special_tokens = True
-    return LoadedTokenizer(path=path, tokenizer=tokenizer)
+    return LoadedTokenizer(path=file, tokenizer=tokenizer)
 
 
-def _trained(config: DataConfig, corpus: Corpus) -> LoadedTokenizer:
-    shape = {
-        "kind": "byte-level BPE",
-        "corpus": corpus.fingerprint,
-        "vocab_size": config.tokenizer_vocab_size,
-        "library": tokenizers.__version__,
-    }
-    folder = Path(config.cache_dir).expanduser() / "tokenizers" / cache_key(shape)
+def copy_tokenizer(path: Path, folder: Path) -> LoadedTokenizer:
+    """Put the tokenizer of ``path``, a file or a folder, into ``folder`` with what is beside it.
 
-    def build(scratch: Path) -> None:
-        _train(corpus, config.tokenizer_vocab_size).save(str(scratch / FILE_NAME))
+    A folder without ``tokenizer.json`` is converted by transformers.
 
-    cached_folder(folder, is_complete=lambda path: (path / FILE_NAME).is_file(), build=build)
-    return _load(folder / FILE_NAME)
+    Raises:
+        ConfigurationError: there is no tokenizer that can be used.
+    """
+    if path.is_dir() and not (path / TOKENIZER).is_file():
+        _convert(path, folder)
+        return load_tokenizer(folder)
+    loaded = load_tokenizer(path)
+    for name in BESIDE_A_TOKENIZER:
+        if (loaded.path.parent / name).is_file():
+            shutil.copyfile(loaded.path.parent / name, folder / name)
+    shutil.copyfile(loaded.path, folder / TOKENIZER)
+    return load_tokenizer(folder)
 
 
-def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: int, file: Path) -> None:
+    """Train a byte-level BPE and save it."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -102,5 +99,40 @@ def _train(corpus: Corpus, vocab_size: int) -> Tokenizer:
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece.text for piece in corpus.pieces()), trainer=trainer)
-    return tokenizer
+    tokenizer.train_from_iterator(iter(texts), trainer=trainer)
+    tokenizer.save(str(file))
+
+
+def texts_of(chunks: Iterable[Chunk], fields: tuple[str, ...]) -> Iterator[str]:
+    """The text in ``chunks``, without what is no document."""
+    for chunk in chunks:
+        for entry in documents(chunk, fields):
+            if isinstance(entry, Document):
+                yield from entry.parts
+
+
+def _named_ends(settings: Path) -> Iterator[str]:
+    """The ``eos_token`` that a Hugging Face folder names."""
+    try:
+        token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return
+    name = token.get("content") if isinstance(token, dict) else token
+    if isinstance(name, str):
+        yield name
+
+
+def _convert(source: Path, folder: Path) -> None:
+    try:
+        if not any(file for pattern in _PARTS_OF_A_TOKENIZER for file in source.glob(pattern)):
+            raise ValueError("it holds no tokenizer")
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(str(source), local_files_only=True)
+        if not loaded.is_fast:
+            raise ValueError("it has no fast form")
+        loaded.save_pretrained(str(folder))
+    except Exception as problem:  # whatever is in the folder, and whatever the libraries make of it
+        message = f"{source} has no {TOKENIZER}, and transformers cannot make one of it: {problem}".splitlines()[0]
+        fix = "name a tokenizer.json, or a folder with one"
+        raise ConfigurationError([error("tokenizer-file", "data.tokenizer_path", message, fix)]) from None

@@ -1,164 +1,141 @@
-"""The token file: every token of the corpus in one flat array on disk, with an index that says what it is."""
+"""The tokens that runs make for themselves: found in the cache, or made in this process and kept there."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orchestrator.config.data import DataConfig
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import error
+from orchestrator.tokens.manifest import TOKENIZER, Manifest, write_manifest
+from orchestrator.tokens.megatron import token_dtype
+from orchestrator.tokens.store import TokenStore, open_tokens
+from orchestrator.tokens.writer import ShardWriter, file_sha256
 from orchestrator.worker.data.cache import cache_key, cached_folder
-from orchestrator.worker.data.corpus import Corpus, Piece
-from orchestrator.worker.data.tokenizer import LoadedTokenizer
+from orchestrator.worker.data.corpus import Corpus
+from orchestrator.worker.data.documents import Defect
+from orchestrator.worker.data.encode import Encoding
+from orchestrator.worker.data.shards import ShardFolder, bad_documents, clear, unigram_entropy
+from orchestrator.worker.data.tokenizer import (
+    LIBRARY,
+    LoadedTokenizer,
+    copy_tokenizer,
+    load_tokenizer,
+    texts_of,
+    train_tokenizer,
+)
 
-FORMAT = 1
-TOKENS = "tokens.bin"
-INDEX = "index.json"
-PIECES_AT_ONCE = 32
+FORMAT = 2
 SYNTHETIC_AT_ONCE = 2**20
+_FIELD = "data.cache_dir"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenIndex:
-    """What a token file holds. ``unigram_entropy`` is that of the token frequencies, in nats a token."""
+def obtain_tokenizer(config: DataConfig, corpus: Corpus, *, model_vocab_size: int) -> LoadedTokenizer:
+    """The tokenizer that ``config`` names, or the cached or newly trained one of ``corpus``.
 
-    dtype: str
-    num_tokens: int
-    num_documents: int
-    vocab_size: int
-    unigram_entropy: float
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFile:
-    """A complete token file. ``built`` says whether this process made it just now."""
-
-    folder: Path
-    index: TokenIndex
-    built: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all documents."""
-        return self.index.num_tokens
-
-    @property
-    def document_ends(self) -> NDArray[np.int64]:
-        """Where each document ends: not kept, so the whole file is one."""
-        return np.array([self.index.num_tokens], dtype=np.int64)
-
-    @property
-    def answer_starts(self) -> NDArray[np.int32] | None:
-        """The loss is on every token."""
-        return None
-
-    @property
-    def identity(self) -> str:
-        """A hash of the tokens."""
-        return self.index.sha256
-
-    def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The tokens from ``start`` up to ``stop``."""
-        return np.asarray(self.tokens()[start:stop], dtype=np.int64)
-
-    def tokens(self) -> NDArray[Any]:
-        """All tokens, mapped from disk, of ``index.dtype``, shape (num_tokens,)."""
-        return np.memmap(self.folder / TOKENS, dtype=self.index.dtype, mode="r", shape=(self.index.num_tokens,))
+    Raises:
+        ConfigurationError: the file cannot be read, or has ids the model's embedding does not have.
+    """
+    own = Path(config.tokenizer_path).expanduser() if config.tokenizer_path else None
+    loaded = _trained(config, corpus) if own is None else load_tokenizer(own)
+    if loaded.vocab_size > model_vocab_size:
+        message = f"the tokenizer {loaded.path} has {loaded.vocab_size} ids, model.vocab_size is {model_vocab_size}"
+        fix = f"set model.vocab_size to at least {loaded.vocab_size}"
+        raise ConfigurationError([error("tokenizer-vocabulary", "model.vocab_size", message, fix)])
+    return loaded
 
 
-def token_file_of_text(corpus: Corpus, tokenizer: LoadedTokenizer, cache_dir: Path) -> TokenFile:
-    """The tokens of ``corpus``, each document followed by the end-of-text token; from the cache if they are there."""
-    shape = {
-        "format": FORMAT,
-        "corpus": corpus.fingerprint,
-        "tokenizer": hashlib.sha256(tokenizer.path.read_bytes()).hexdigest(),
-    }
-    return _cached(cache_dir, shape, vocab_size=tokenizer.vocab_size, chunks=_encoded(corpus, tokenizer))
+def tokens_of_text(corpus: Corpus, tokenizer: LoadedTokenizer, cache_dir: Path) -> TokenStore:
+    """The tokens of ``corpus``, each document followed by the end-of-text token; from the cache if they are there.
+
+    Raises:
+        ConfigurationError: a file is not UTF-8 text.
+    """
+    shape = {"format": FORMAT, "corpus": corpus.fingerprint, "tokenizer": file_sha256(tokenizer.path)}
+
+    def build(folder: Path) -> None:
+        copy_tokenizer(tokenizer.path, folder)
+        encoding = Encoding(
+            tokenizer=folder / TOKENIZER,
+            vocab_size=tokenizer.vocab_size,
+            end_of_document=tokenizer.end_of_text,
+            dtype=token_dtype(tokenizer.vocab_size),
+        )
+        shards = ShardFolder(folder, encoding)
+        shards.fill(lambda _: corpus.chunks(), shard_tokens=None, processes=1)
+        _require_text(folder)
+        shards.finish(made_from={"root": str(corpus.root), **shape})
+        clear(folder)
+
+    return _cached(cache_dir, shape, build)
 
 
-def synthetic_token_file(*, num_tokens: int, vocab_size: int, seed: int, cache_dir: Path) -> TokenFile:
-    """``num_tokens`` uniformly random tokens that depend on nothing but the arguments."""
+def random_tokens(*, num_tokens: int, vocab_size: int, seed: int, cache_dir: Path) -> TokenStore:
+    """One document of ``num_tokens`` uniformly random tokens that depend on nothing but the arguments."""
     shape = {"format": FORMAT, "num_tokens": num_tokens, "vocab_size": vocab_size, "seed": seed}
 
-    def chunks() -> Iterator[tuple[NDArray[np.int64], int]]:
+    def build(folder: Path) -> None:
         generator = np.random.default_rng(seed)
-        for start in range(0, num_tokens, SYNTHETIC_AT_ONCE):
-            yield generator.integers(0, vocab_size, size=min(SYNTHETIC_AT_ONCE, num_tokens - start)), 0
+        counts = np.zeros(vocab_size, dtype=np.int64)
+        with ShardWriter(folder / "shard-00000", dtype=token_dtype(vocab_size)) as writer:
+            for start in range(0, num_tokens, SYNTHETIC_AT_ONCE):
+                stop = min(start + SYNTHETIC_AT_ONCE, num_tokens)
+                tokens = generator.integers(0, vocab_size, size=stop - start)
+                counts += np.bincount(tokens, minlength=vocab_size)
+                writer.write(tokens, np.array([len(tokens)]), ends_document=stop == num_tokens)
+            shard = writer.close()
+        manifest = Manifest(
+            dtype=token_dtype(vocab_size).name,
+            vocab_size=vocab_size,
+            end_of_document=None,
+            unigram_entropy=unigram_entropy(counts),
+            tokenizer_sha256=None,
+            shards=(shard,),
+            made_from=shape,
+        )
+        write_manifest(folder, manifest)
 
-    return _cached(cache_dir, shape, vocab_size=vocab_size, chunks=chunks())
+    return _cached(cache_dir, shape, build)
 
 
-def unigram_entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy of the distribution that ``counts`` (one a token id) estimate, in nats."""
-    total = int(counts.sum())
-    if total == 0:
-        return 0.0
-    shares = counts[counts > 0] / total
-    return float(-(shares * np.log(shares)).sum())
+def _trained(config: DataConfig, corpus: Corpus) -> LoadedTokenizer:
+    shape = {
+        "kind": "byte-level BPE",
+        "corpus": corpus.fingerprint,
+        "vocab_size": config.tokenizer_vocab_size,
+        "library": LIBRARY,
+    }
+    folder = Path(config.cache_dir).expanduser() / "tokenizers" / cache_key(shape)
+
+    def build(scratch: Path) -> None:
+        train_tokenizer(texts_of(corpus.chunks(), ("text",)), config.tokenizer_vocab_size, scratch / TOKENIZER)
+
+    cached_folder(folder, is_complete=lambda path: (path / TOKENIZER).is_file(), build=build)
+    return load_tokenizer(folder)
 
 
-def _cached(
-    cache_dir: Path, shape: dict[str, Any], *, vocab_size: int, chunks: Iterable[tuple[NDArray[np.int64], int]]
-) -> TokenFile:
+def _cached(cache_dir: Path, shape: dict[str, Any], build: Callable[[Path], None]) -> TokenStore:
     folder = cache_dir.expanduser() / "tokens" / cache_key(shape)
-    built = cached_folder(folder, is_complete=_is_complete, build=lambda scratch: _write(scratch, vocab_size, chunks))
-    return TokenFile(folder=folder, index=_read_index(folder), built=built)
-
-
-def _write(folder: Path, vocab_size: int, chunks: Iterable[tuple[NDArray[np.int64], int]]) -> None:
-    """Write chunks of (token ids, documents that end in them), and the index last."""
-    dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    digest = hashlib.sha256()
-    num_documents = 0
-    with (folder / TOKENS).open("wb") as file:
-        for ids, documents in chunks:
-            counts += np.bincount(ids, minlength=vocab_size)
-            data = ids.astype(dtype).tobytes()
-            digest.update(data)
-            file.write(data)
-            num_documents += documents
-    index = TokenIndex(
-        dtype=dtype.name,
-        num_tokens=int(counts.sum()),
-        num_documents=num_documents,
-        vocab_size=vocab_size,
-        unigram_entropy=unigram_entropy(counts),
-        sha256=digest.hexdigest(),
-    )
-    (folder / INDEX).write_text(json.dumps(asdict(index), indent=2) + "\n", encoding="utf-8")
-
-
-def _encoded(corpus: Corpus, tokenizer: LoadedTokenizer) -> Iterator[tuple[NDArray[np.int64], int]]:
-    pieces = corpus.pieces()
-    end_of_text = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
-    while group := list(islice(pieces, PIECES_AT_ONCE)):
-        encodings = tokenizer.tokenizer.encode_batch([piece.text for piece in group], add_special_tokens=False)
-        ids: list[int] = []
-        for piece, encoding in zip(group, encodings, strict=True):
-            ids += encoding.ids + (end_of_text if piece.ends_document else [])
-        yield np.array(ids, dtype=np.int64), _num_documents(group)
-
-
-def _num_documents(group: list[Piece]) -> int:
-    return sum(piece.ends_document for piece in group)
+    cached_folder(folder, is_complete=_is_complete, build=build)
+    return open_tokens(folder, field=_FIELD)
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether the index is there and the tokens have the size it says."""
-    if not (folder / INDEX).is_file():
+    try:
+        open_tokens(folder, field=_FIELD)
+    except ConfigurationError:
         return False
-    index = _read_index(folder)
-    size = index.num_tokens * np.dtype(index.dtype).itemsize
-    return (folder / TOKENS).is_file() and (folder / TOKENS).stat().st_size == size
+    return True
 
 
-def _read_index(folder: Path) -> TokenIndex:
-    return TokenIndex(**json.loads((folder / INDEX).read_text(encoding="utf-8")))
+def _require_text(folder: Path) -> None:
+    """Refuse a corpus with a file that is no text: what a run trains on is what it was given."""
+    for entry in bad_documents(folder):
+        if entry["defect"] == Defect.invalid_utf8:
+            message = f"{entry['place']} is not UTF-8 text: {entry['detail']}"
+            fix = "convert the file to UTF-8, or leave it out: data.file_suffixes"
+            raise ConfigurationError([error("data-text", "data.path", message, fix)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from orchestrator.checkpoints.catalogue import (
     Manifest,
+    best,
     complete_checkpoints,
     newest,
+    record_held_out_loss,
     remove_old,
     resume_findings,
     tag_of,
@@ -34,12 +37,12 @@ MANIFEST = Manifest(
 )
 
 
-def save(directory, step: int, *, complete: bool = True):
+def save(directory, step: int, *, complete: bool = True, loss: float | None = None):
     tag_dir = directory / tag_of(step)
     tag_dir.mkdir(parents=True)
     (tag_dir / "weights.pt").write_bytes(b"weights")
     if complete:
-        write_manifest(tag_dir, replace(MANIFEST, step=step, consumed_samples=8 * step))
+        write_manifest(tag_dir, replace(MANIFEST, step=step, consumed_samples=8 * step, held_out_loss=loss))
     return tag_dir
 
 
@@ -95,6 +98,39 @@ def test_retention_keeps_the_newest_and_leaves_unfinished_saves_alone(tmp_path):
     save(tmp_path, 20, complete=False)
     assert remove_old(tmp_path, keep=2) == ["global_step5"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step10", "global_step15", "global_step20"]
+
+
+def tags(directory) -> list[str]:
+    return [checkpoint.tag for checkpoint in complete_checkpoints(directory)]
+
+
+def test_the_best_stays_beside_the_newest_until_a_better_one_is_there(tmp_path):
+    for step, loss in ((5, 2.0), (10, 1.5), (15, 1.7), (20, None), (25, 1.6)):
+        save(tmp_path, step, loss=loss)
+        remove_old(tmp_path, keep=1, keep_best=True)
+    assert tags(tmp_path) == ["global_step10", "global_step25"]
+    assert (tmp_path / "best").read_text() == "global_step10\n"
+    record_held_out_loss(tmp_path / "global_step25", 1.4)
+    assert remove_old(tmp_path, keep=1, keep_best=True) == ["global_step10"]
+    assert best(tmp_path) == newest(tmp_path)
+    assert (tmp_path / "best").read_text() == "global_step25\n"
+
+
+def test_a_measured_checkpoint_is_as_complete_as_before(tmp_path):
+    tag_dir = save(tmp_path, 5)
+    record_held_out_loss(tag_dir, 1.25)
+    assert best(tmp_path).manifest == replace(MANIFEST, held_out_loss=1.25)
+    (tag_dir / "weights.pt").unlink()
+    assert best(tmp_path) is None
+
+
+def test_a_checkpoint_from_before_losses_were_noted_is_complete_and_never_the_best(tmp_path):
+    path = save(tmp_path, 5) / "manifest.json"
+    values = json.loads(path.read_text())
+    del values["held_out_loss"]
+    path.write_text(json.dumps(values))
+    assert newest(tmp_path).manifest == MANIFEST
+    assert best(tmp_path) is None
 
 
 def test_keeping_all_removes_nothing(tmp_path):

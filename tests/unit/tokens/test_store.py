@@ -98,10 +98,9 @@ def test_the_identity_is_that_of_the_tokens(tmp_path):
 
 
 def test_a_file_under_a_scratch_name_is_no_file_yet(tmp_path):
-    writer = ShardWriter(tmp_path / "half", dtype=token_dtype(100))
-    writer.write(np.array([1, 2, 3]), np.array([3]))
+    with ShardWriter(tmp_path / "half", dtype=token_dtype(100)) as writer:
+        writer.write(np.array([1, 2, 3]), np.array([3]))
     assert not list(tmp_path.glob("half*"))
-    writer.abandon()
 
 
 def cut(path, size):

@@ -35,7 +35,15 @@ def layout_of(*, dp: int, micro: int, tp: int = 1) -> ParallelLayout:
 def source_of(*, held_out_fraction: float = 0.1, ignore_fraction: float = 0.0, seed: int = 3) -> SequenceSource:
     windows = StreamWindows(num_tokens=TOKENS.num_tokens, sequence_length=LENGTH)
     order = sample_order(windows.num_sequences, held_out_fraction=held_out_fraction, seed=seed)
-    return SequenceSource(tokens=TOKENS, windows=windows, order=order, sequence_length=LENGTH, ignore_fraction=ignore_fraction)
+    return SequenceSource(
+        name="numbers",
+        tokens=TOKENS,
+        windows=windows,
+        order=order,
+        sequence_length=LENGTH,
+        vocab_size=9999,
+        ignore_fraction=ignore_fraction,
+    )
 
 
 def readers(layout: ParallelLayout, **options) -> list[BatchReader]:

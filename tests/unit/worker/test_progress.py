@@ -9,7 +9,8 @@ import pytest
 from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
 from orchestrator.presence import Phase, Progress, read_progress
-from orchestrator.worker.data.corpus import PIECE_BYTES, find_corpus
+from orchestrator.worker.data.chunks import CHUNK_BYTES
+from orchestrator.worker.data.corpus import find_corpus
 from orchestrator.worker.progress import ProgressSigns
 
 
@@ -42,7 +43,7 @@ def test_of_the_other_ranks_only_the_one_that_makes_the_tokens_shows_progress(
 
 def test_a_long_text_shows_progress_piece_by_piece(tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
-    text.write_text("a line of text\n" * (4 * PIECE_BYTES // 15))
+    text.write_text("a line of text\n" * (4 * CHUNK_BYTES // 15))
     signs: list[int] = []
     corpus = find_corpus(DataConfig(source=DataSource.text, path=str(text)), advanced=lambda: signs.append(1))
-    assert len(list(corpus.pieces())) == len(signs) >= 4
+    assert len(list(corpus.chunks())) == len(signs) >= 4

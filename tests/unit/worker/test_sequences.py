@@ -22,7 +22,17 @@ def source_of(tokens: Documents, *, packed: bool, reset: bool) -> SequenceSource
         else StreamWindows(num_tokens=tokens.num_tokens, sequence_length=LENGTH)
     )
     order = sample_order(windows.num_sequences, held_out_fraction=0, seed=0)
-    return SequenceSource(tokens=tokens, windows=windows, order=order, sequence_length=LENGTH, reset_at_documents=reset)
+    return SequenceSource(
+        name="test",
+        tokens=tokens,
+        document_ends=tokens.document_ends,
+        answer_starts=tokens.answer_starts,
+        windows=windows,
+        order=order,
+        sequence_length=LENGTH,
+        vocab_size=9999,
+        reset_at_documents=reset,
+    )
 
 
 def content(tokens: Documents, *, packed: bool, reset: bool) -> list[tuple[list[int], list[int], list[int] | None]]:

@@ -130,6 +130,19 @@ def test_equal_content_has_an_equal_hash_and_other_content_another(size: int, tm
     assert files["d"]["exists"] is False
 
 
+def test_the_prefix_of_two_token_files_stands_for_both(tmp_path: Path) -> None:
+    for folder, index in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.bin").write_bytes(b"tokens")
+        (tmp_path / folder / "text.idx").write_bytes(index)
+    (tmp_path / "d.bin").touch()
+    named = {"a": "a/text", "b": "b/text", "c": "c/text", "d": "d"}
+    files = probed(files={name: str(tmp_path / path) for name, path in named.items()})["files"]
+    assert files["a"]["digest"] == files["b"]["digest"] != files["c"]["digest"]
+    assert [files[name]["exists"] for name in "abcd"] == [True, True, True, False]
+    assert files["a"]["bytes"] == 7
+
+
 def test_only_a_host_that_sees_the_launching_hosts_file_shares_its_disk(tmp_path: Path) -> None:
     token = {"path": str(tmp_path / "token"), "text": "abc"}
     assert probed(token=token)["shared"] is False

@@ -52,7 +52,7 @@ def test_layouts_in_arrays_get_what_each_gets_alone():
     forward, backward = random.uniform(1, 2, (50, 6)), random.uniform(1, 4, (50, 6))
     micro_batches = random.integers(1, 30, 50)
     for closed_form in (one_f_one_b_seconds, gpipe_seconds):
-        together = closed_form(forward, backward, micro_batches)
+        together = closed_form(forward.T, backward.T, micro_batches)
         each = [closed_form(forward[index], backward[index], int(micro_batches[index])) for index in range(50)]
         assert together == pytest.approx(np.array(each))
 

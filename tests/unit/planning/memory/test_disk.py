@@ -53,3 +53,27 @@ def test_as_many_as_are_kept_and_the_next(save_every, save_at_end, keep, max_ste
     assert disk.kept_bytes == kept * disk.checkpoint_bytes
     assert disk.peak_bytes == at_once * disk.checkpoint_bytes
     assert disk.to_dict()["peak_bytes"] == disk.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("evaluate_every", "save_every", "save_at_end", "keep", "kept", "at_once"),
+    [
+        (10, 10, True, 2, 3, 4),
+        (10, 0, True, 2, 3, 4),
+        (10, 0, True, 0, 10, 10),
+        (20, 50, False, 0, 6, 6),
+        (0, 0, False, 2, 1, 1),
+    ],
+)
+def test_the_best_is_one_more(evaluate_every, save_every, save_at_end, keep, kept, at_once):
+    """At most: each evaluation may be the best so far. The last of 100 steps is always evaluated."""
+    disk, _ = checkpoints_of(
+        checkpoint__keep_best=True,
+        checkpoint__save_every=save_every,
+        checkpoint__save_at_end=save_at_end,
+        checkpoint__keep=keep,
+        training__max_steps=100,
+        training__evaluate_every=evaluate_every,
+    )
+    assert disk.kept_bytes == kept * disk.checkpoint_bytes
+    assert disk.peak_bytes == at_once * disk.checkpoint_bytes

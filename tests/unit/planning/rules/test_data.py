@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from orchestrator.config.enums import DataSource, LrSchedule
+from typing import Any
+
+from orchestrator.config.data import MixtureSource
+from orchestrator.config.enums import DataSource, LrSchedule, Packing
 from tests.unit.planning.configurations import plan_of, run_config
 from tests.unit.planning.rules.broken import ERROR, INFO, WARNING, Broken, check, each
+
+
+def mixture(**sources: MixtureSource) -> dict[str, Any]:
+    return {"data__source": DataSource.mixture, "data__sources": sources}
+
 
 CASES = [
     Broken("freeze-pattern", ERROR, "training.freeze", {"training__freeze": ["norm", "layers.("]}, ("'layers.('",)),
@@ -49,6 +57,30 @@ CASES = [
     ),
     Broken("data-path", ERROR, "data.path", {"data__source": DataSource.text}, ("text",), ("data.path=/your/text",)),
     Broken("data-path", INFO, "data.path", {"data__path": "/text"}, ("synthetic",), ("data.path=null",)),
+    Broken("data-path", ERROR, "data.path", {"data__source": DataSource.tokens}, ("tokens",), ("data.path=/your/tokens",)),
+    Broken("mixture-sources", ERROR, "data.sources", {"data__source": DataSource.mixture}, ("no source",)),
+    Broken(
+        "mixture-sources",
+        WARNING,
+        "data.sources",
+        {"data__sources": {"books": MixtureSource(path="/books")}},
+        ("books", "data.source=synthetic"),
+        ("data.source=mixture",),
+    ),
+    Broken(
+        "mixture-sources",
+        ERROR,
+        "data.sources.books.path",
+        mixture(books=MixtureSource()),
+        ("no tokens",),
+        ("data.sources.books.path=/your/tokens",),
+    ),
+    Broken("mixture-sources", ERROR, "data.sources.a.weight", mixture(a=MixtureSource(path="/a", weight=-0.5)), ("-0.5",)),
+    Broken("mixture-sources", ERROR, "data.sources.a.weight", mixture(a=MixtureSource(path="/a", weight=0)), ("0",)),
+    Broken("data-names", ERROR, "data.sources", mixture(**{"a/b": MixtureSource(path="/a")}), ("'a/b'",)),
+    Broken("data-names", ERROR, "data.evaluation", {"data__evaluation": {"a b": "/a"}}, ("'a b'",)),
+    Broken("synthetic-documents", INFO, "data.packing", {"data__packing": Packing.whole_documents}, ("one document",)),
+    Broken("synthetic-documents", INFO, "data.reset_at_documents", {"data__reset_at_documents": True}, ("one document",)),
     Broken(
         "ignored-labels",
         INFO,
@@ -56,6 +88,14 @@ CASES = [
         {"data__source": DataSource.python_stdlib, "data__ignore_fraction": 0.5},
         ("0.5",),
         ("data.ignore_fraction=0",),
+    ),
+    Broken(
+        "document-masks",
+        INFO,
+        "model.attention_implementation",
+        {"data__reset_at_documents": True, "data__sequence_length": 2048},
+        ("sdpa", "16.00 MiB"),
+        ("model.attention_implementation=flash_attention_2",),
     ),
     Broken(
         "warmup-steps",
@@ -88,6 +128,11 @@ CASES = [
 @each(CASES)
 def test_a_broken_rule_says_so_and_its_fix_mends_it(case):
     check(case)
+
+
+def test_prepared_tokens_need_no_room_for_a_tokenizer_that_is_not_trained():
+    plan = plan_of(run_config(data__source=DataSource.tokens, data__path="/tokens", data__tokenizer_vocab_size=50000))
+    assert not [finding for finding in plan.findings if finding.field.startswith("data.")]
 
 
 def test_the_name_that_was_meant_is_shown():

@@ -11,12 +11,15 @@ from tests.unit.planning.configurations import plan_of, run_config
 from tests.unit.planning.rules import (
     test_data,
     test_environment,
+    test_evaluation,
     test_optimizer,
     test_parallelism,
     test_pipeline,
     test_precision,
+    test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )
@@ -24,12 +27,15 @@ from tests.unit.planning.rules import (
 MODULES = (
     test_data,
     test_environment,
+    test_evaluation,
     test_optimizer,
     test_parallelism,
     test_pipeline,
     test_precision,
+    test_profile,
     test_ranges,
     test_recompute,
+    test_script,
     test_unused,
     test_zero,
 )

@@ -25,7 +25,7 @@ from orchestrator.planning.search.space import (
     slower_combinations,
 )
 from orchestrator.units import GIB
-from tests.unit.planning.configurations import gpu_cluster, plan_of, run_config
+from tests.unit.planning.configurations import cpu_cluster, gpu_cluster, plan_of, run_config
 
 MACHINE = 64 * GIB
 
@@ -77,6 +77,15 @@ def all_combinations(config: RunConfig) -> list[Combination]:
         waiting += slower_combinations(config, combination)
         found.append(combination)
     return [combination for combination in found if is_wanted(config, combination)]
+
+
+def test_a_cpu_moves_nothing_to_the_ram_it_is_in_already_unless_told_to():
+    config = planned_config()
+    config.cluster = cpu_cluster(devices_per_host=4)
+    devices = {(found.optimizer_device, found.param_device) for found in all_combinations(config)}
+    assert devices == {(OffloadDevice.none, OffloadDevice.none)}
+    config.planner.fix = PlannerFix(optimizer_device=OffloadDevice.cpu)
+    assert {found.optimizer_device for found in all_combinations(config)} == {OffloadDevice.cpu}
 
 
 @pytest.mark.parametrize("memory_gib", [6.0, 10.0, 40.0])

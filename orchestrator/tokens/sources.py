@@ -1,0 +1,109 @@
+"""The prepared tokens that the options name: those of training, and those of the further held-out sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.config.data import DataConfig
+from orchestrator.config.enums import DataSource
+from orchestrator.errors import ConfigurationError
+from orchestrator.findings import Finding, error
+from orchestrator.tokens.blend import Blend, blend_of
+from orchestrator.tokens.megatron import bin_path, idx_path
+from orchestrator.tokens.store import TokenStore, open_tokens
+
+_SAMPLES = 64
+_SAMPLE_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPath:
+    """What an option names. ``name`` is what people call it."""
+
+    name: str
+    option: str
+    path: str
+
+
+def is_there(path: str) -> bool:
+    """Whether a path, or the pair of files that it is the prefix of, is on this machine."""
+    place = Path(path).expanduser()
+    return place.exists() or (idx_path(place).exists() and bin_path(place).exists())
+
+
+def data_paths(data: DataConfig) -> dict[str, str]:
+    """The options that name what the workers read, and are set."""
+    prepared = {entry.option: entry.path for entry in (*training_paths(data), *evaluation_paths(data))}
+    paths = {"data.path": data.path, "data.tokenizer_path": data.tokenizer_path, **prepared}
+    return {option: path for option, path in paths.items() if path}
+
+
+def training_paths(data: DataConfig) -> list[TokenPath]:
+    """The prepared tokens of training, in the order of the blend; none where the run makes its tokens itself."""
+    if data.source is DataSource.tokens and data.path:
+        return [TokenPath(name=data.source.value, option="data.path", path=data.path)]
+    if data.source is DataSource.mixture:
+        named = [(name, source.path) for name, source in sorted(data.sources.items()) if source.path]
+        return [TokenPath(name=name, option=f"data.sources.{name}.path", path=path) for name, path in named]
+    return []
+
+
+def evaluation_paths(data: DataConfig) -> list[TokenPath]:
+    """The further held-out sets."""
+    return [TokenPath(name=name, option=f"data.evaluation.{name}", path=path) for name, path in data.evaluation.items()]
+
+
+def blend(data: DataConfig) -> Blend:
+    """How often each of the sources is read; by their names, so that the order of the options does not matter."""
+    if data.source is not DataSource.mixture:
+        return Blend(parts=(1,))
+    return blend_of([source.weight for _, source in sorted(data.sources.items())])
+
+
+def open_sources(data: DataConfig, *, model_vocab_size: int | None) -> tuple[dict[str, TokenStore], dict[str, TokenStore]]:
+    """The stores of training in the order of the blend, and the further held-out sets, both by name.
+
+    With ``model_vocab_size`` tokens that the model's embedding has no rows for are refused as well.
+
+    Raises:
+        ConfigurationError: with everything that is wrong with any of them.
+    """
+    findings: list[Finding] = []
+
+    def opened(paths: Iterable[TokenPath]) -> dict[str, TokenStore]:
+        stores = {}
+        for named in paths:
+            try:
+                stores[named.name] = store = open_tokens(named.path, field=named.option)
+            except ConfigurationError as problem:
+                findings.extend(problem.findings)
+            else:
+                findings.extend([] if model_vocab_size is None else _vocabulary_findings(store, named, model_vocab_size))
+        return stores
+
+    training, evaluation = opened(training_paths(data)), opened(evaluation_paths(data))
+    if findings:
+        raise ConfigurationError(findings)
+    return training, evaluation
+
+
+def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: int) -> list[Finding]:
+    """An error where the tokens need more rows than the embedding has; those of Megatron files are looked at in samples."""
+    needed = store.vocab_size if store.vocab_size is not None else _largest_sampled(store) + 1
+    if needed <= model_vocab_size:
+        return []
+    has = "come from a vocabulary of" if store.vocab_size is not None else "have ids up to"
+    number = needed if store.vocab_size is not None else needed - 1
+    message = f"the tokens of {named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
+    fix = f"set model.vocab_size={needed} or more, or use tokens of the model's own tokenizer"
+    return [error("tokenizer-vocabulary", named.option, message, fix)]
+
+
+def _largest_sampled(store: TokenStore) -> int:
+    starts = np.linspace(0, max(0, store.num_tokens - _SAMPLE_TOKENS), _SAMPLES).astype(np.int64).tolist()
+    samples = (store.read(start, min(start + _SAMPLE_TOKENS, store.num_tokens)) for start in sorted(set(starts)))
+    return max((int(sample.max()) for sample in samples if sample.size), default=-1)
