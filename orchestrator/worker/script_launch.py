@@ -33,7 +33,7 @@ class ScriptLaunch:
         self._progress = ProgressSigns(attempt.path)
         self._phase = Phase.script
         self._progress.enter(self._phase)
-        self._tracking = tracking_of(attempt)
+        self._tracking = tracking_of(attempt, waits=lambda: self._progress.enter(Phase.end))
         self._tracker = self._tracking.tracker
         if self._tracker is not None:
             self._tracker.start(describe(attempt.path))
