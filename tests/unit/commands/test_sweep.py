@@ -174,9 +174,10 @@ def test_a_sweep_that_makes_no_sense_is_refused_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_cannot_be_made_is_refused_by_its_option() -> None:
+def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError) as refused:
-        swept(Path("/proc/sweep"), *SMOKE, "seed=1,2")
+        swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
     assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
 
 
