@@ -26,6 +26,7 @@ from orchestrator.launch.command import LaunchCommand
 from orchestrator.launch.processes import Ended, meaning, supervise
 from orchestrator.report import text
 from orchestrator.run_dir import checkpoint_dir, read_json
+from orchestrator.tokens.manifest import TOKENIZER
 from orchestrator.units import format_bytes
 
 HELP = """Write a checkpoint of a run as a Hugging Face folder: config, sharded safetensors, tokenizer. No GPU needed.
@@ -174,8 +175,9 @@ def _tokenizer(run_dir: Path) -> tuple[Path | None, list[Finding]]:
     path = config.data.tokenizer_path or next((name for name in reported if name), None)
     if path is None and (reported or config.data.source.value == "synthetic"):
         return None, []
-    if path is not None and Path(path).is_file():
-        return Path(path), []
+    file = None if path is None else Path(path) / TOKENIZER if Path(path).is_dir() else Path(path)
+    if file is not None and file.is_file():
+        return file, []
     message = f"{path} has gone" if path else "no attempt of the run has ended, so its tokenizer is not known"
     return None, [
         warning("export-tokenizer", "data.tokenizer_path", f"no tokenizer is exported: {message}", "copy it to the folder")

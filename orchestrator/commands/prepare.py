@@ -107,8 +107,8 @@ def start(request: PrepareRequest, view: View, *, stop_seconds: float) -> Comman
     scratch = Path(tempfile.mkdtemp(prefix="orchestrator-prepare-"))
     request_file = scratch / "request.json"
     request.write(request_file)
-    # the processes are as many as the cores; within one of them threads would only get in each other's way
-    environment = {"RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
+    # the threads of the training of a tokenizer; those that make tokens are processes
+    environment = {"RANK": "0", "RAYON_NUM_THREADS": str(request.processes)}
     command = LaunchCommand(
         argv=(sys.executable, "-m", WORKER, str(request_file)), environment=environment, working_directory=Path.cwd()
     )

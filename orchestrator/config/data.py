@@ -40,7 +40,7 @@ class DataConfig:
     cache_dir: str = "~/.cache/orchestrator/data"
     """Where tokenizers and token files are kept; each host needs its own or a shared one."""
     tokenizer_path: str | None = None
-    """A ``tokenizer.json``, or the folder of a Hugging Face tokenizer; null = a byte-level BPE is trained on the text."""
+    """A ``tokenizer.json``, or a folder that has one; null = a byte-level BPE is trained on the text."""
     tokenizer_vocab_size: int = 4096
     """Entries of the tokenizer that is trained; at most model.vocab_size."""
     max_bytes: int | None = None

@@ -80,7 +80,7 @@ class ShardWriter:
         write_index(self._scratch("idx"), lengths, self._dtype)
         names = ["bin", "idx"]
         if self._with_answers:
-            np.save(self._scratch("answers.npy"), np.concatenate([np.empty(0, dtype=np.int32), *self._answers]))
+            save_array(self._scratch("answers.npy"), np.concatenate([np.empty(0, dtype=np.int32), *self._answers]))
             names.insert(1, "answers.npy")
         digests = {name: file_sha256(self._scratch(name)) for name in names[1:]}
         for name in names:
@@ -106,6 +106,13 @@ class ShardWriter:
 
     def _scratch(self, name: str) -> Path:
         return self._prefix.with_name(f".{self._prefix.name}.{name}")
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write a ``.npy`` file. numpy itself does not say why it could not write to a file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    path.write_bytes(buffer.getbuffer())
 
 
 def file_sha256(path: Path) -> str:

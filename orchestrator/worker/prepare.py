@@ -6,42 +6,39 @@ leaves ``result.json``, or ``failure_rank_0.json``, beside the request.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import shutil
 import sys
-import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.enums import TextFormat
 from orchestrator.errors import ConfigurationError
-from orchestrator.findings import error
+from orchestrator.findings import Finding, error
 from orchestrator.run_dir import write_json
 from orchestrator.tokens.manifest import MANIFEST, TOKENIZER
 from orchestrator.tokens.megatron import token_dtype
-from orchestrator.tokens.request import RESULT, PrepareProgress, PrepareRequest, read_request
-from orchestrator.tokens.store import UNFINISHED, open_tokens
+from orchestrator.tokens.request import RESULT, PrepareRequest, read_request
+from orchestrator.tokens.store import open_tokens
 from orchestrator.tokens.writer import file_sha256
-from orchestrator.worker.data.chunks import Chunk, Place
+from orchestrator.worker.data.chunks import Place
+from orchestrator.worker.data.documents import Defect
 from orchestrator.worker.data.encode import Encoding
 from orchestrator.worker.data.inputs import Inputs, find_inputs
-from orchestrator.worker.data.made_from import MADE_FROM, differences, made_from, read_made_from, write_made_from
+from orchestrator.worker.data.made_from import MadeFrom, differences, made_from, read_made_from
+from orchestrator.worker.data.output import begun
 from orchestrator.worker.data.shards import BAD_DOCUMENTS, Progress, ShardFolder, State, bad_documents, clear
 from orchestrator.worker.data.tokenizer import LoadedTokenizer, copy_tokenizer, load_tokenizer, texts_of, train_tokenizer
+from orchestrator.worker.data.watch import Watch
 from orchestrator.worker.failure import write_failure
 from orchestrator.worker.progress import say
 
 _FIRST_OF_A_KIND = 3
 _HOPELESS = 1000
 """Bad documents after which the work ends if they are more than the good ones: a wrong field, not a wrong line."""
-_SECONDS_BETWEEN_SIGNS = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,101 +81,70 @@ def prepare(request: PrepareRequest, scratch: Path) -> dict[str, Any]:
     given = None if request.tokenizer is None else _given_tokenizer(Path(request.tokenizer), scratch)
     now = made_from(request, inputs, tokenizer_sha256=None if given is None else file_sha256(given.path))
     output = Path(request.output)
+    watch = Watch(inputs)
     is_whole = (output / MANIFEST).is_file()
-    before = read_made_from(output) if output.is_dir() else None
-    if before is None:
-        _require_empty(output)
-    elif findings := list(differences(before, now, output, is_whole=is_whole)):
-        raise ConfigurationError(findings)
-    watch = _Watch(inputs)
-    if not is_whole:
-        with _alone(output):
-            write_made_from(output, now)
-            tokenizer = _trained(request, inputs, watch) if given is None else _kept(given, output)
-            folder = ShardFolder(output, _encoding(request, tokenizer))
-            watch.begins(folder.state)
-            folder.fill(
-                lambda place: inputs.chunks(place, request.fields),
-                shard_tokens=request.shard_tokens,
-                processes=request.processes,
-                advanced=lambda progress: _advanced(progress, watch, request),
-            )
-            _require_documents(folder.state, request)
+    if is_whole:
+        _require_same(output, now)
+    else:
+        with begun(output, now):
+            folder = _fill(output, request, inputs, given, watch)
             folder.finish(made_from={**now.summary(), "bad_documents": folder.state.bad})
     clear(output)
     return _result(output, inputs, watch, was_whole=is_whole)
 
 
-def _advanced(progress: Progress, watch: _Watch, request: PrepareRequest) -> None:
+def _require_same(output: Path, now: MadeFrom) -> None:
+    before = read_made_from(output)
+    if before is None:
+        message = f"{output} holds tokens that were not made by prepare"
+        raise ConfigurationError([error("prepare-output", "prepare.output", message, "name an empty or a new folder")])
+    if findings := list(differences(before, now, output, is_whole=True)):
+        raise ConfigurationError(findings)
+
+
+def _fill(output: Path, request: PrepareRequest, inputs: Inputs, given: LoadedTokenizer | None, watch: Watch) -> ShardFolder:
+    """Make what is missing in the folder."""
+    tokenizer = _trained(request, inputs, watch) if given is None else _kept(given, output)
+    folder = ShardFolder(output, _encoding(tokenizer, request.fields))
+    watch.begins(folder.state)
+    folder.fill(
+        lambda place: inputs.chunks(place, request.fields),
+        shard_tokens=request.shard_tokens,
+        processes=request.processes,
+        advanced=lambda progress: _advanced(progress, watch, request),
+    )
+    _require_documents(folder.state, request)
+    return folder
+
+
+def _advanced(progress: Progress, watch: Watch, request: PrepareRequest) -> None:
     watch.advanced(progress)
     if progress.num_bad >= max(_HOPELESS, progress.documents / 2) and request.max_bad_fraction < 0.5:
         raise ConfigurationError([_too_many(progress.num_bad, progress.documents, progress.bad, request)])
 
 
-class _Watch:
-    """Says how far the work has come, now and then."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._before = [0, *accumulate(file.size for file in inputs.files)]
-        self._started = self._said = time.monotonic()
-        self._begin = PrepareProgress(stage="", bytes=0, num_bytes=0, seconds=0.0, fresh_bytes=0)
-        self.now = self._begin
-
-    def reads(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Pass chunks on, and say that the tokenizer is being trained on them."""
-        for chunk in chunks:
-            self._note("training the tokenizer", self._bytes(chunk.after.file, chunk.disk_bytes), 0, 0, {})
-            yield chunk
-
-    def begins(self, state: State) -> None:
-        """The tokens are made from here: what was there before is not this start's work."""
-        done = self._before[state.place.file] if state.shards else 0
-        self._started = time.monotonic()
-        self._begin = PrepareProgress(stage="", bytes=done, num_bytes=0, seconds=0.0, fresh_bytes=0, tokens=state.num_tokens)
-        if state.shards:
-            say(f"going on after {len(state.shards)} complete shards")
-
-    def advanced(self, progress: Progress) -> None:
-        """A group of documents has become tokens."""
-        done = self._bytes(progress.file, progress.disk_bytes)
-        self._note("making tokens", done, progress.tokens, progress.documents, progress.bad)
-
-    def _bytes(self, file: int, disk_bytes: int) -> int:
-        return min(self._before[file] + disk_bytes, self._before[file + 1])
-
-    def _note(self, stage: str, done: int, tokens: int, documents: int, bad: Mapping[str, int]) -> None:
-        time_now = time.monotonic()
-        self.now = PrepareProgress(
-            stage=stage,
-            bytes=done,
-            num_bytes=self._before[-1],
-            seconds=time_now - self._started,
-            fresh_bytes=done - self._begin.bytes,
-            tokens=tokens,
-            fresh_tokens=tokens - self._begin.tokens,
-            documents=documents,
-            bad=dict(bad),
-        )
-        if time_now - self._said >= _SECONDS_BETWEEN_SIGNS:
-            self._said = time_now
-            say(self.now.line())
-
-
 def _given_tokenizer(path: Path, scratch: Path) -> LoadedTokenizer:
+    """A copy of the tokenizer, which says what ends a document."""
     folder = scratch / "tokenizer"
     folder.mkdir()
-    return copy_tokenizer(path, folder)
+    tokenizer = copy_tokenizer(path, folder)
+    if tokenizer.end_of_text is None:
+        message = f"{path} names no token that ends a document"
+        fix = 'put {"eos_token": "..."} into a tokenizer_config.json beside it'
+        raise ConfigurationError([error("tokenizer-end", "data.tokenizer_path", message, fix)])
+    return tokenizer
 
 
 def _kept(given: LoadedTokenizer, output: Path) -> LoadedTokenizer:
-    """Put the tokenizer beside the tokens, its own file last."""
-    for file in sorted(given.path.parent.iterdir(), key=lambda file: file.name == TOKENIZER):
+    """Put the tokenizer beside the tokens, its own file last: once that is there, all are."""
+    files = [] if (output / TOKENIZER).is_file() else given.path.parent.iterdir()
+    for file in sorted(files, key=lambda file: file.name == TOKENIZER):
         shutil.copyfile(file, output / f".{file.name}")
         (output / f".{file.name}").rename(output / file.name)
     return load_tokenizer(output)
 
 
-def _trained(request: PrepareRequest, inputs: Inputs, watch: _Watch) -> LoadedTokenizer:
+def _trained(request: PrepareRequest, inputs: Inputs, watch: Watch) -> LoadedTokenizer:
     output = Path(request.output)
     if not (output / TOKENIZER).is_file():
         say(f"training a tokenizer of {request.vocab_size} entries on the text")
@@ -189,46 +155,15 @@ def _trained(request: PrepareRequest, inputs: Inputs, watch: _Watch) -> LoadedTo
     return load_tokenizer(output)
 
 
-def _encoding(request: PrepareRequest, tokenizer: LoadedTokenizer) -> Encoding:
-    if tokenizer.end_of_text is None:
-        message = f"{request.tokenizer} names no token that ends a document"
-        fix = 'put {"eos_token": "..."} into a tokenizer_config.json beside it'
-        raise ConfigurationError([error("tokenizer-end", "data.tokenizer_path", message, fix)])
+def _encoding(tokenizer: LoadedTokenizer, fields: tuple[str, ...]) -> Encoding:
+    assert tokenizer.end_of_text is not None
     return Encoding(
         tokenizer=tokenizer.path,
         vocab_size=tokenizer.vocab_size,
         end_of_document=tokenizer.end_of_text,
         dtype=token_dtype(tokenizer.vocab_size),
-        fields=request.fields,
+        fields=fields,
     )
-
-
-def _require_empty(output: Path) -> None:
-    """A folder that prepare has not begun must hold nothing: what is there is somebody's."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        other = next((path for path in output.iterdir() if path.name not in (UNFINISHED, f".{MADE_FROM}")), None)
-    except OSError as problem:
-        message = f"{output} cannot be made a folder: {problem.strerror}"
-        raise ConfigurationError([error("prepare-output", "prepare.output", message, "name another folder")]) from None
-    if other is not None:
-        message = f"{output} holds {other.name}, and was not made by prepare"
-        raise ConfigurationError([error("prepare-output", "prepare.output", message, "name an empty or a new folder")])
-
-
-@contextmanager
-def _alone(output: Path) -> Iterator[None]:
-    """Be the only one who writes to the folder."""
-    (output / UNFINISHED).mkdir(exist_ok=True)
-    with (output / UNFINISHED / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            busy = problem.errno in (errno.EAGAIN, errno.EACCES)
-            message = f"another prepare is writing to {output}" if busy else f"{output} cannot be locked: {problem.strerror}"
-            fix = "wait for it" if busy else "name a folder on a disk with locks"
-            raise ConfigurationError([error("prepare-output", "prepare.output", message, fix)]) from None
-        yield
 
 
 def _require_documents(state: State, request: PrepareRequest) -> None:
@@ -239,7 +174,7 @@ def _require_documents(state: State, request: PrepareRequest) -> None:
         raise ConfigurationError([error("prepare-input", "prepare.input", message, "name files with text")])
 
 
-def _too_many(num_bad: int, read: int, bad: Mapping[str, int], request: PrepareRequest) -> Any:
+def _too_many(num_bad: int, read: int, bad: Mapping[str, int], request: PrepareRequest) -> Finding:
     listed = ", ".join(f"{count} {kind}" for kind, count in bad.items())
     path = Path(request.output) / BAD_DOCUMENTS
     named: dict[str, list[str]] = {}
@@ -254,10 +189,12 @@ def _too_many(num_bad: int, read: int, bad: Mapping[str, int], request: PrepareR
         f"{request.max_bad_fraction:g} allows: {examples}; all are in {path}"
     )
     fix = f"repair them and prepare into another folder, or leave them out and go on: prepare.max_bad_fraction={share:g}"
+    if bad.get(Defect.missing_field) == num_bad:
+        fix = "name the field that holds the text: prepare.text_field, or prepare.prompt_field and prepare.answer_field"
     return error("prepare-bad-documents", "prepare.max_bad_fraction", message, fix)
 
 
-def _result(output: Path, inputs: Inputs, watch: _Watch, *, was_whole: bool) -> dict[str, Any]:
+def _result(output: Path, inputs: Inputs, watch: Watch, *, was_whole: bool) -> dict[str, Any]:
     store = open_tokens(output, field="prepare.output")
     assert store.manifest is not None
     now = watch.now

@@ -16,17 +16,24 @@ from orchestrator.commands import prepare
 from orchestrator.config import load
 from orchestrator.tokens.store import open_tokens
 from tests.cli.command_line import orchestrator
+from tests.unit.worker.data.preparing import write_tokenizer
+
+README = Path(__file__).parents[2] / "README.md"
 
 EXAMPLES = [line.split()[2:] for line in prepare.HELP.splitlines() if line.startswith("  orchestrator prepare ")]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A line that is broken among many that are not."""
-    path = tmp_path_factory.mktemp("text") / "stories.jsonl"
-    lines = [json.dumps({"text": f"story {number} of many\n" * 20}) for number in range(200)]
-    path.write_text("\n".join([*lines[:100], "{broken", *lines[100:]]) + "\n")
-    return path
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """What the README's page works on: stories of two years, the last two of them broken, and a tokenizer."""
+    stories = tmp_path / "data" / "stories"
+    stories.mkdir(parents=True)
+    for year, count in ((2023, 1200), (2024, 800)):
+        lines = [json.dumps({"text": f"Story {number} of {year}: a fox and a hen.\n"}) for number in range(count)]
+        broken = ['{"text": "half a li', '{"title": "no text"}'] if year == 2024 else []
+        (stories / f"{year}.jsonl").write_text("".join(f"{line}\n" for line in [*lines, *broken]))
+    write_tokenizer(tmp_path / "models" / "llama" / "tokenizer.json")
+    return tmp_path
 
 
 @pytest.mark.parametrize("words", EXAMPLES, ids=" ".join)
@@ -44,32 +51,33 @@ def test_the_help_explains_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert "prepare.max_bad_fraction" in output
 
 
-def test_from_text_to_checked_tokens(text: Path, tmp_path: Path) -> None:
-    words = ("prepare", f"prepare.input=[{text}]", "prepare.output=tokens", "data.tokenizer_vocab_size=300")
-    refused = orchestrator(*words, cwd=tmp_path)
+def test_the_page_of_the_readme_is_followed_to_the_letter(data: Path) -> None:
+    """From text with two bad lines to tokens that are checked, and found damaged when they are."""
+    page = README.read_text(encoding="utf-8").partition("### prepare\n")[2].partition("### launch\n")[0]
+    words = next(line for line in page.splitlines() if line.startswith("$ orchestrator prepare")).split()[2:]
+    words = [word.replace("/data/", f"{data}/data/").replace("/models/", f"{data}/models/") for word in words]
+    refused = orchestrator(*words, cwd=data)
     assert refused.code == 2
-    assert f"{text}:101" in refused.stderr
-    assert "Traceback" not in refused.everything
-    made = orchestrator(*words, "prepare.max_bad_fraction=0.01", "output=json", cwd=tmp_path)
+    assert refused.stderr.replace(str(data), "").strip() in page
+    made = orchestrator(*words, "prepare.max_bad_fraction=0.001", "output=json", cwd=data)
     assert made.code == 0, made.everything
-    assert made.json["documents"] == 200
-    assert made.json["bad_documents"] == 1
-    assert made.json["tokens"] == open_tokens(tmp_path / "tokens").num_tokens
-    checked = orchestrator("prepare", "prepare.output=tokens", "prepare.check=true", cwd=tmp_path)
+    assert (made.json["documents"], made.json["bad_documents"]) == (2000, 2)
+    tokens = data / "data" / "story_tokens"
+    assert made.json["tokens"] == open_tokens(tokens).num_tokens
+    checked = orchestrator("prepare", f"prepare.output={tokens}", "prepare.check=true", cwd=data)
     assert checked.code == 0, checked.everything
     assert "every file is as it was written" in checked.stdout
-    with (tmp_path / "tokens" / "shard-00000.bin").open("r+b") as file:
+    with (tokens / "shard-00000.bin").open("r+b") as file:
         file.write(b"\xff\xff")
-    damaged = orchestrator("prepare", "prepare.output=tokens", "prepare.check=true", "output=json", cwd=tmp_path)
-    assert damaged.code == 2
-    assert damaged.json["status"] == "damaged"
+    damaged = orchestrator("prepare", f"prepare.output={tokens}", "prepare.check=true", "output=json", cwd=data)
+    assert (damaged.code, damaged.json["status"]) == (2, "damaged")
     assert "shard-00000.bin" in damaged.json["findings"][0]["message"]
 
 
 def test_interrupted_it_says_so_and_goes_on_later(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": f"word{number % 50} " * 500}) + "\n" for number in range(4000)))
-    words = [f"prepare.input=[{path}]", "prepare.output=tokens", "prepare.shard_tokens=200000", "data.tokenizer_vocab_size=260"]
+    path.write_text("".join(json.dumps({"text": f"word{number % 50} " * 500}) + "\n" for number in range(1500)))
+    words = [f"prepare.input=[{path}]", "prepare.output=tokens", "prepare.shard_tokens=50000", "data.tokenizer_vocab_size=260"]
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "prepare", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )

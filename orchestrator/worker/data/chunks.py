@@ -6,7 +6,7 @@ however often the work was broken off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -84,11 +84,6 @@ def unreadable(path: Path, problem: object, *, field: str) -> ConfigurationError
     """The refusal of a file that is not what it seems; ``field`` is the option that named it."""
     fix = "repair the file, or leave it out"
     return ConfigurationError([error("text-file", field, f"{path} cannot be read: {problem}", fix)])
-
-
-def files_before(files: Sequence[InputFile], number: int) -> int:
-    """Bytes on disk of the files before ``number``."""
-    return sum(file.size for file in files[:number])
 
 
 def _size(chunk: Chunk) -> int:

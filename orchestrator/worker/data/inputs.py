@@ -108,12 +108,24 @@ def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left
     if format is TextFormat.dataset:
         message = f"{path} is no Hugging Face dataset that save_to_disk left: it has no {DATASET_STATE}"
         raise ConfigurationError([error("prepare-format", "prepare.format", message, "name the folder of the dataset itself")])
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        found = _by_ending(file, text_endings)
-        if found is not None and format in (TextFormat.auto, found):
-            yield _input_file(file, found)
+    found = {file: _by_ending(file, text_endings) for file in sorted(path.rglob("*")) if file.is_file()}
+    if format is TextFormat.auto:
+        _require_one_kind(path, found)
+    for file, kind in found.items():
+        if kind is not None and format in (TextFormat.auto, kind):
+            yield _input_file(file, kind)
         else:
             left_out[file.suffix or file.name] += 1
+
+
+def _require_one_kind(folder: Path, found: Mapping[Path, TextFormat | None]) -> None:
+    """A README beside lines of JSON is hardly meant to be trained on, and is not left out unsaid."""
+    text = next((file for file, kind in found.items() if kind is TextFormat.text), None)
+    other = next((file for file, kind in found.items() if kind not in (TextFormat.text, None)), None)
+    if text is not None and other is not None:
+        message = f"{folder} holds plain text ({text.name}) beside {found[other]} ({other.name})"
+        fix = f"say which is to be read: prepare.format={found[other]} or prepare.format=text; or name the files"
+        raise ConfigurationError([error("prepare-format", "prepare.format", message, fix)])
 
 
 def _format_of(path: Path, format: TextFormat, text_endings: Sequence[str]) -> TextFormat:

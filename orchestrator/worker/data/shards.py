@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from orchestrator.tokens.manifest import Manifest, Shard, write_manifest
 from orchestrator.tokens.megatron import open_megatron
 from orchestrator.tokens.store import UNFINISHED
-from orchestrator.tokens.writer import ShardWriter, file_sha256
+from orchestrator.tokens.writer import ShardWriter, file_sha256, save_array
 from orchestrator.worker.data.chunks import Chunk, Place, grouped
 from orchestrator.worker.data.encode import Encoding, Read, encoded_in_order
 
@@ -78,7 +78,7 @@ class ShardFolder:
         """
         self._folder, self._encoding = folder, encoding
         (folder / UNFINISHED).mkdir(exist_ok=True)
-        self.state = _read_state(folder)
+        self.state = read_state(folder)
         for shard in self.state.shards:
             open_megatron(folder / shard.name, field="prepare.output")
         counts = folder / UNFINISHED / _COUNTS.format(len(self.state.shards))
@@ -154,8 +154,7 @@ class ShardFolder:
         unfinished = self._folder / UNFINISHED
         number = len(state.shards)
         scratch = unfinished / f".{_COUNTS.format(number)}"
-        with scratch.open("wb") as file:
-            np.save(file, counts)
+        save_array(scratch, counts)
         scratch.rename(unfinished / _COUNTS.format(number))
         write_whole(unfinished / _STATE, asdict(state))
         if number != len(self.state.shards):
@@ -221,7 +220,8 @@ def write_whole(path: Path, values: Any) -> None:
     scratch.rename(path)
 
 
-def _read_state(folder: Path) -> State:
+def read_state(folder: Path) -> State:
+    """How far a folder has come."""
     path = folder / UNFINISHED / _STATE
     if not path.is_file():
         return State()

@@ -60,7 +60,7 @@ def load_tokenizer(path: Path) -> LoadedTokenizer:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:  # the library raises a bare Exception
         message = f"{file} is not a tokenizer: {problem}"
-        fix = "name a tokenizer.json, a folder of a Hugging Face tokenizer, or null to train one"
+        fix = "name a tokenizer.json, a folder that has one, or null to train one"
         raise ConfigurationError([error("tokenizer-file", "data.tokenizer_path", message, fix)]) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -240,6 +240,7 @@ def test_a_wrong_field_ends_the_work_early(folder):
     finding = refusal(lambda: run(folder, [path]))
     assert finding.field == "prepare.max_bad_fraction"
     assert 1000 <= int(finding.message.split()[0]) < 1100
+    assert "prepare.text_field" in finding.fix
 
 
 def test_a_trained_tokenizer_is_kept_beside_the_tokens(folder):
@@ -313,6 +314,17 @@ def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says
     finding = refusal(lambda: run(folder, [path], **options))
     assert finding.field == field
     assert says in finding.message
+
+
+def test_text_beside_lines_of_json_is_read_if_it_is_said(folder):
+    (folder / "books").mkdir()
+    as_jsonl(folder / "books", TEXTS)
+    (folder / "books" / "README.md").write_text("word9")
+    finding = refusal(lambda: run(folder, [folder / "books"]))
+    assert finding.field == "prepare.format"
+    assert "README.md" in finding.message
+    assert run(folder, [folder / "books"], format="jsonl")["left_out"] == {".md": 1}
+    assert documents_in(folder / "tokens") == EXPECTED
 
 
 def test_a_format_that_is_said_counts_whatever_the_ending(folder):

@@ -16,7 +16,16 @@ import pytest
 from orchestrator.errors import ConfigurationError
 from orchestrator.tokens.request import PrepareRequest
 from orchestrator.worker.data import chunks, plain_files
-from tests.unit.worker.data.preparing import WORDS, content, request_of, run, sentences, write_lines, write_tokenizer
+from tests.unit.worker.data.preparing import (
+    WORDS,
+    content,
+    documents_in,
+    request_of,
+    run,
+    sentences,
+    write_lines,
+    write_tokenizer,
+)
 
 KILLS = 3
 
@@ -149,6 +158,15 @@ def test_a_folder_made_from_something_else_is_refused(folder, change, is_whole):
         run(folder, inputs, **options)
     assert all(finding.field.startswith(field) and finding.fix for finding in caught.value.findings)
     assert content(folder / "tokens") == before
+
+
+def test_a_folder_without_a_complete_file_may_be_begun_with_something_else(folder):
+    path = write_lines(folder / "a.jsonl", [{"body": "word1"}])
+    with pytest.raises(ConfigurationError):
+        run(folder, [path], max_bad_fraction=1.0, tokenizer=None)
+    run(folder, [path], fields=("body",))
+    assert documents_in(folder / "tokens") == [[3, 0]]
+    assert not (folder / "tokens" / "bad_documents.jsonl").exists()
 
 
 def test_two_starts_at_once_do_not_write_to_one_folder(folder, monkeypatch):
