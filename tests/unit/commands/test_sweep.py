@@ -155,7 +155,6 @@ def test_a_bug_in_one_point_is_the_end_of_that_point_only(tmp_path: Path, runs: 
         (("dry_run=true",), "dry_run"),
         (("checkpoint.resume=true",), "checkpoint.resume"),
         (("sweep.resume=true",), "hydra.sweep.dir"),
-        (("seed=1,2", "hydra.sweep.dir=/proc/sweep"), "hydra.sweep.dir"),
         (("zero.stge=1,2",), "zero.stge"),
         (("zero=stage1,stage9",), "zero"),
         (("sweep=zero_stages,micro_batches",), "sweep=zero_stages"),
@@ -173,6 +172,13 @@ def test_a_sweep_that_makes_no_sense_is_refused_and_leaves_nothing(
     assert field in [finding.field for finding in refused.value.findings]
     assert not runs.started
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError) as refused:
+        swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
+    assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
 
 
 def test_a_directory_with_a_sweep_is_not_used_for_another(tmp_path: Path, runs: Runs) -> None:
