@@ -384,7 +384,10 @@ def _start(prepared: launch.PreparedLaunch) -> CommandResult:
 
 
 def _view(config: RunConfig, console: Console) -> View:
-    return view_of(config.view, console, only_if_asked=config.output is Output.json)
+    view = view_of(config.view, console, only_if_asked=config.output is Output.json)
+    if config.view is View.live and view is not View.live:
+        _console(json_on_stdout=True).print("warning: view=live needs a terminal that can move its cursor: lines are shown")
+    return view
 
 
 def _hydra(arguments: Arguments, overrides: list[str], job: Callable[[DictConfig], Any]) -> int:

@@ -9,6 +9,7 @@
                           hostfile command.sh command.json; while it runs: lease (lease.py), controller.json stop
                           (control.py), ranks/ progress stacks/ (presence.py); what it left: launcher.log
                           metrics.jsonl wandb/ wandb.json recorder.log failure_rank_*.json result.json outcome.json
+                          memory/ (what each rank of a script took)
       checkpoints/        one folder a checkpoint
       output/             what a training script of the user's own writes
       job.sbatch slurm.json slurm-N.out    launcher=slurm: the job, its number, and what it printed

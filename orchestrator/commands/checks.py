@@ -213,6 +213,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("data-text", _E, "the text is there and is UTF-8"),
         ("data-empty", _E, "there is some text"),
         ("data-size", _E, "the text makes enough sequences"),
+        ("tokenizers-differ", _W, "all tokens of a run were made by one tokenizer"),
         ("data-count", _I, "the tokens can be counted from here"),
         ("data-epochs", _I, "no source is read so often that it teaches little more"),
         ("data-padding", _W, "sequences of whole documents are not mostly padding"),

@@ -9,16 +9,18 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, Severity, info
 from orchestrator.planning.plan import Plan
 from orchestrator.tokens.counts import count_data, count_findings
-from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, open_sources, training_paths
+from orchestrator.tokens.sources import TokenPath, evaluation_paths, is_there, open_sources, tokenizer_findings, training_paths
 
 
 def with_data(config: RunConfig, plan: Plan) -> Plan:
-    """``plan`` with the count of its data, and with what speaks against them; as it is where no data are prepared.
+    """``plan`` with the count of its data, and with what speaks against them; as it is where none are prepared, or none read.
+
+    A script of the user's own reads its own.
 
     The hosts may have data that this machine has not: that they are missing here is no more than a remark.
     """
     named = [*training_paths(config.data), *evaluation_paths(config.data)]
-    if not named or _has_bad_options(plan):
+    if config.training.script is not None or not named or _has_bad_options(plan):
         return plan
     absent = [_not_counted(entry) for entry in named if not is_there(entry.path)]
     if absent:
@@ -36,7 +38,8 @@ def with_data(config: RunConfig, plan: Plan) -> Plan:
         )
     except ConfigurationError as problem:
         return plan.with_findings(list(problem.findings))
-    return replace(plan.with_findings(count_findings(count, config.data)), data=count.to_dict())
+    findings = [*tokenizer_findings([*stores.values(), *evaluation.values()]), *count_findings(count, config.data)]
+    return replace(plan.with_findings(findings), data=count.to_dict())
 
 
 def _has_bad_options(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -47,12 +47,11 @@ class PreparedSweep:
 
     multirun: Multirun
     overrides: tuple[str, ...]
-    """Those it was first started with, with what is given now on top."""
+    """Those it was first started with, with what is given now on top; nothing of this start alone."""
+    view: tuple[str, ...]
+    """The words on how this start is shown."""
     config_dir: Path | None
     working_directory: str
-    is_new: bool
-    view: tuple[str, ...] = ()
-    """The word on how this start is shown, which a later one does not inherit."""
 
     @property
     def sweep_dir(self) -> Path:
@@ -97,15 +96,16 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
     findings = [*_word_findings(multirun), *_directory_findings(multirun, recorded), *_optuna_findings(multirun)]
     if findings:
         raise ConfigurationError(findings)
-    require_usable(multirun.sweep_dir)
-    kept = tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START)
+    try:
+        require_usable(multirun.sweep_dir)
+    except ConfigurationError as problem:
+        raise ConfigurationError([replace(finding, field="hydra.sweep.dir") for finding in problem.findings]) from None
     return PreparedSweep(
         multirun=multirun,
-        overrides=kept,
+        overrides=tuple(word for word in overrides if word.split("=")[0].lstrip("+") not in _OF_ONE_START),
+        view=tuple(word for word in overrides if word.split("=")[0] == "view"),
         config_dir=config_dir,
         working_directory=directory,
-        is_new=recorded is None,
-        view=tuple(word for word in given if word.split("=")[0] == "view"),
     )
 
 

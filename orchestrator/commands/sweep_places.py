@@ -55,7 +55,7 @@ def settled(directory: Path, point: SweepPoint, metric: str | None) -> SweepPoin
 
     The caller holds the point's lock, so that no such process lives; a run that was handed over may still go on.
     """
-    if point.status in (PointStatus.infeasible, PointStatus.interrupted):
+    if point.status is PointStatus.infeasible:
         return point
     if point.status is PointStatus.finished and metric in (None, point.metric_name):
         return point
@@ -64,14 +64,14 @@ def settled(directory: Path, point: SweepPoint, metric: str | None) -> SweepPoin
     ended = point.ended or time.time()
     if outcome.get("status") == Status.completed:
         return with_objective(replace(point, exit_code=OK, ended=ended), directory, metric)
+    if point.status in (PointStatus.running, PointStatus.interrupted) and _is_handed_over(directory):
+        return replace(point, status=PointStatus.running, reason=None, exit_code=None, ended=None)
     if point.status is not PointStatus.running:
         return point
     if outcome:
         is_interrupted = outcome.get("status") == Status.interrupted
         status, code = (PointStatus.interrupted, INTERRUPTED) if is_interrupted else (PointStatus.failed, RUN_FAILED)
         return replace(point, status=status, reason=reason_of(outcome), exit_code=code, ended=ended)
-    if _is_handed_over(directory):
-        return point
     reason = "the process that ran it was killed"
     return replace(point, status=PointStatus.interrupted, reason=reason, exit_code=INTERRUPTED, ended=ended)
 

@@ -33,6 +33,8 @@ from orchestrator.sweep_point import POINT_CONFIG, PointStatus, SweepPoint, conf
 
 STOPPED = ".stopped"
 """In a sweep's directory: it was interrupted, and no further point starts."""
+_HANDED_OVER = ("detached", "submitted")
+"""A controller or a Slurm job elsewhere has the run, which goes on."""
 _OF_NO_POINT = ("command", "output", "view", "sweep.resume")
 
 
@@ -168,7 +170,7 @@ class PointTask:
             return _end(record, PointStatus.interrupted, _payload_reason(result), INTERRUPTED)
         if result.exit_code != OK:
             return _end(record, PointStatus.failed, _payload_reason(result), result.exit_code)
-        if result.payload.get("status") == "detached":
+        if result.payload.get("status") in _HANDED_OVER:
             return record
         return with_objective(replace(record, exit_code=OK, ended=time.time()), directory, self.metric)
 
@@ -217,7 +219,7 @@ def _payload_reason(result: CommandResult) -> str:
     for host in result.payload.get("hosts", {}).values():
         entries += host.get("findings", ())
     reasons = [f"{entry['field']}: {entry['message']}" for entry in entries if entry["severity"] == Severity.error.value]
-    return "; ".join(dict.fromkeys(reasons)) or str(result.payload.get("verdict", "it was refused"))
+    return "; ".join(dict.fromkeys(reasons)) or str(result.payload.get("verdict") or result.payload.get("status"))
 
 
 def _told(point: SweepPoint) -> str:

@@ -18,7 +18,7 @@ class TrackingConfig:
     entity: str | None = None
     """W&B team or user; null = the key's own."""
     group: str | None = None
-    """Group of the W&B run; null = none."""
+    """Group of the W&B run; null = the directory of the sweep that the run is a point of."""
     name: str | None = None
     """Name of the W&B run; null = made from the overrides of a sweep's point, else the name of run_dir."""
     job_type: str = "train"

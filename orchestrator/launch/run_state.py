@@ -104,7 +104,7 @@ def read_run_state(attempt: Attempt) -> RunState:
     entries = last_entries(attempt.path / METRICS)
     trained = [entry for entry in entries if entry.get("kind") == "train"]
     evaluated = [entry for entry in entries if entry.get("kind") == "evaluate"]
-    seconds = [float(entry["step_seconds"]) for entry in trained[-_RATE_ENTRIES:]]
+    seconds = [float(entry["step_seconds"]) for entry in trained[-_RATE_ENTRIES:] if "step_seconds" in entry]
     return RunState(
         state=state,
         reason=reason,

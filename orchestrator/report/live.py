@@ -8,6 +8,7 @@ after SIGKILL.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import threading
@@ -71,9 +72,12 @@ class _LiveView:
         self._thread.start()
 
     def close(self) -> None:
-        """Show what is left and take the view away; a terminal that takes nothing is left."""
+        """Show what is left and take the view away."""
         self.lines.put(None)
         self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            # a disk or terminal that does not answer; what comes now must not be drawn over when it does
+            self._console.file = io.StringIO()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -27,6 +27,8 @@ from orchestrator.results.row import Row, Status
 from orchestrator.run_dir import METRICS, RESULT, Attempt, newest_attempt, newest_started
 from orchestrator.sweep_point import POINT_CONFIG, PointStatus, Sweep, SweepPoint, read_point, read_sweep
 
+_CLOCK_SECONDS = 60.0
+"""By so much the clocks of a sweep and of a run may differ."""
 _SILENT_SECONDS = 3600.0
 """A point that says it is running, without an attempt for so long, is not."""
 _OF_STATE = {
@@ -103,7 +105,7 @@ class _RunFiles:
 
     def _status(self, point: SweepPoint | None, state: tuple[State, str | None] | None) -> tuple[Status, str | None]:
         """How it stands and why; a point whose sweep was killed still says that it runs, and its attempt knows better."""
-        if point is None or (point.status is PointStatus.running and state is not None):
+        if point is None or (point.status is PointStatus.running and state is not None and not self._runs_again(point)):
             return self._attempt_status(state)
         if point.status is PointStatus.running:
             if time.time() - point.started > _SILENT_SECONDS:
@@ -113,6 +115,11 @@ class _RunFiles:
         if status is Status.failed and state is not None and state[0] is State.hung:
             status = Status.hung
         return status, point.reason
+
+    def _runs_again(self, point: SweepPoint) -> bool:
+        """Whether the newest attempt is that of an earlier start of the point."""
+        controller = None if self.attempt is None else read_controller(self.attempt.path)
+        return controller is not None and controller.started < point.started - _CLOCK_SECONDS
 
     def _attempt_status(self, state: tuple[State, str | None] | None) -> tuple[Status, str | None]:
         if state is None or self.attempt is None:

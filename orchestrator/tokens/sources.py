@@ -11,8 +11,9 @@ import numpy as np
 from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
 from orchestrator.errors import ConfigurationError
-from orchestrator.findings import Finding, error
+from orchestrator.findings import Finding, error, warning
 from orchestrator.tokens.blend import Blend, blend_of
+from orchestrator.tokens.manifest import TOKENIZER
 from orchestrator.tokens.megatron import bin_path, idx_path
 from orchestrator.tokens.store import TokenStore, open_tokens
 
@@ -89,6 +90,22 @@ def open_sources(data: DataConfig, *, model_vocab_size: int | None) -> tuple[dic
     if findings:
         raise ConfigurationError(findings)
     return training, evaluation
+
+
+def tokenizer_findings(stores: Iterable[TokenStore]) -> list[Finding]:
+    """A warning where tokens were made by different tokenizer files: the same number may mean different text."""
+    known = [
+        (store.manifest.tokenizer_sha256, store.path)
+        for store in stores
+        if store.manifest is not None and store.manifest.tokenizer_sha256 is not None
+    ]
+    others = [str(path) for checksum, path in known if checksum != known[0][0]]
+    if not others:
+        return []
+    first = known[0][1]
+    message = f"{', '.join(others)}: the tokenizer.json is another one than that of {first}"
+    fix = f"compare the files; if their vocabularies differ, prepare again with data.tokenizer_path={first / TOKENIZER}"
+    return [warning("tokenizers-differ", "data", message, fix)]
 
 
 def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: int) -> list[Finding]:

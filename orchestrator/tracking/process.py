@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -138,7 +139,10 @@ def main() -> None:
     os.dup2(output, 2)
 
     def say(text: str) -> None:
-        if primary:
+        if not primary:
+            return
+        # who listened may have gone
+        with suppress(OSError):
             os.write(own, f"{PREFIX}{text}\n".encode())
 
     closed = record(attempt_dir, sys.stdin, say, primary=primary)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ SECONDARY = "--secondary"
 FAILED_SECONDS = 8.0
 """How long a failed run waits: every other rank stands still until this one has gone."""
 _SLACK_SECONDS = 5.0
+_SIGN_SECONDS = 2.0
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "WANDB_SERVICE")
 """Variables that are not the recorder's: it is no rank, and W&B's service of an agent is that of another host."""
 
@@ -31,10 +33,20 @@ class RecorderTracker:
     """Lets a process of its own record the run wherever ``tracking`` says beside ``metrics.jsonl``.
 
     Nothing here waits for a server before the end. ``log`` does nothing: the recorder reads the metrics file. ``primary`` is
-    rank 0's; the others, one a host, add their host's system metrics to a shared W&B run.
+    rank 0's; the others, one a host, add their host's system metrics to a shared W&B run. ``waits`` is called again and again
+    while ``finish`` waits.
     """
 
-    def __init__(self, config: TrackingConfig, *, run_id: str, say: Callable[[str], None], primary: bool = True) -> None:
+    def __init__(
+        self,
+        config: TrackingConfig,
+        *,
+        run_id: str,
+        say: Callable[[str], None],
+        waits: Callable[[], None],
+        primary: bool = True,
+    ) -> None:
+        self._waits = waits
         self._config = config
         self._run_id = run_id
         self._say = say
@@ -88,14 +100,22 @@ class RecorderTracker:
         with suppress(OSError):
             process.stdin.close()
         seconds = FAILED_SECONDS if failed else longest_seconds(self._config) + _SLACK_SECONDS
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        code = self._ended(process, seconds)
+        if code is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         if code != 0:
             self._say(f"W&B, TensorBoard or csv may lack the end of the run: see {OUTPUT}; metrics.jsonl has everything")
+
+    def _ended(self, process: subprocess.Popen[bytes], seconds: float) -> int | None:
+        """The exit code of the recorder; None if it goes on for longer than ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left, _SIGN_SECONDS))
+            self._waits()
+        return process.poll()
 
     def _tell(self, order: Mapping[str, Any]) -> None:
         """Write a line that fits into the pipe even if nobody reads it now."""

@@ -33,13 +33,14 @@ class ScriptLaunch:
         self._progress = ProgressSigns(attempt.path)
         self._phase = Phase.script
         self._progress.enter(self._phase)
-        self._tracking = tracking_of(attempt)
+        self._tracking = tracking_of(attempt, waits=lambda: self._progress.enter(Phase.end))
         self._tracker = self._tracking.tracker
         if self._tracker is not None:
             self._tracker.start(describe(attempt.path))
         self._run = _script_run(attempt)
         self._started = time.time()
-        self._last = time.monotonic()
+        self._last: float | None = None
+        """When the last training entry came."""
         self._asked: float | None = None
         self.step = 0
         """The last one that was reported."""
@@ -58,14 +59,15 @@ class ScriptLaunch:
         """Take an entry of the metrics, and show that the run gets on.
 
         ``step_seconds`` of a training entry is the time since the one before, evaluations and checkpoints included, shared by
-        the steps between.
+        the steps between; the first has none.
         """
         if self._tracker is None:
             return
         entry: dict[str, Any] = {"kind": kind, "step": step, **values}
         if kind == "train":
             now = time.monotonic()
-            entry.setdefault("step_seconds", (now - self._last) / max(step - self.step, 1))
+            if self._last is not None:
+                entry.setdefault("step_seconds", (now - self._last) / max(step - self.step, 1))
             self._last = now
         elif "held_out_loss" in values:
             entry.setdefault("perplexity", perplexity(values["held_out_loss"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,15 @@ class RankTracking:
         return None if self.recorder is None else self.recorder.record
 
 
-def tracking_of(attempt: WorkerAttempt) -> RankTracking:
-    """The trackers of this rank. A shared W&B run has a writer on the first rank of every host."""
+def tracking_of(attempt: WorkerAttempt, *, waits: Callable[[], None]) -> RankTracking:
+    """The trackers of this rank. A shared W&B run has a writer on the first rank of every host.
+
+    ``waits`` shows again and again, while the records are closed, that the rank is not hung.
+    """
     config = attempt.config.tracking
     if not attempt.is_first and not (config.shared and attempt.local_rank == 0):
         return RankTracking(tracker=None, recorder=None)
-    recorder = RecorderTracker(config, run_id=attempt.wandb_id, say=say, primary=attempt.is_first)
+    recorder = RecorderTracker(config, run_id=attempt.wandb_id, say=say, waits=waits, primary=attempt.is_first)
     if not attempt.is_first:
         return RankTracking(tracker=recorder, recorder=recorder)
     return RankTracking(tracker=CompositeTracker([JsonlTracker(attempt.path / METRICS), recorder]), recorder=recorder)

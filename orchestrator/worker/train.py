@@ -52,7 +52,7 @@ def run(attempt_dir: Path, *, stop: Event | None = None) -> None:
         started = time.monotonic()
         progress = ProgressSigns(attempt_dir)
         attempt = read_attempt(attempt_dir)
-        tracking = tracking_of(attempt)
+        tracking = tracking_of(attempt, waits=partial(progress.enter, Phase.end))
         tracker = tracking.tracker
         spec = attempt.model
         # Before the process group: making tokens may take longer than a collective is allowed to.

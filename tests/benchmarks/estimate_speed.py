@@ -55,7 +55,7 @@ def gpt3_estimator() -> tuple[Estimator, Partition]:
 def random_layouts(count: int, *, seed: int = 0, most_stages: int = 16) -> Layouts:
     """Layouts of any sizes, legal or not."""
     random = np.random.default_rng(seed)
-    policies = np.array([RecomputePolicy.none, RecomputePolicy.selective, RecomputePolicy.full], dtype=object)
+    policies = [policy.value for policy in (RecomputePolicy.none, RecomputePolicy.selective, RecomputePolicy.full)]
     stages = [size for size in (1, 2, 4, 8, 12, 16) if size <= most_stages]
     return Layouts(
         tensor_parallel_size=random.choice([1, 2, 4, 8], count),

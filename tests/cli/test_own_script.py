@@ -39,8 +39,9 @@ def test_a_trainer_script_gets_all_that_must_agree_with_the_json_as_one_argument
 
 def test_a_loop_written_by_hand_trains_with_the_json_and_the_schedule_of_the_run(tmp_path: Path) -> None:
     words = ("training.script_arguments=[--deepspeed_config,'{ds_config}']", "lr_scheduler.warmup_steps=4")
-    ended = launch(SCRIPTS / "hand_written.py", *words, cwd=tmp_path)
+    ended = launch(SCRIPTS / "hand_written.py", *words, "tracking=wandb_offline", cwd=tmp_path)
     assert ended.code == 0, ended.everything
+    assert ended.json["result"]["wandb"]["mode"] == "offline"
     entries = [entry for entry in metrics(tmp_path / "run") if entry["kind"] == "train"]
     assert [entry["lr"] for entry in entries[:3]] == pytest.approx([5e-4, 1e-3, 1.5e-3])
     assert entries[-1]["loss"] < entries[0]["loss"]

@@ -87,9 +87,12 @@ def test_doctor_names_what_to_install(tmp_path: Path) -> None:
 
 
 def test_doctor_is_content_with_the_demo(tmp_path: Path) -> None:
-    ended = orchestrator("doctor", cwd=tmp_path)
+    key = "sixteen-secret-words"
+    ended = orchestrator("doctor", "tracking=wandb", cwd=tmp_path, environment={"WANDB_MODE": "", "WANDB_API_KEY": key})
     assert ended.code == 0, ended.everything
     assert "is ready" in ended.stdout
+    assert "W&B would record online (there is a key)" in ended.stdout
+    assert key not in ended.everything
 
 
 @pytest.mark.parametrize("verb", ["validate", "compile", "launch", "doctor"])

@@ -13,6 +13,7 @@ from orchestrator.presence import STACKS
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)$')
 _OWN = "/orchestrator/"
 _WAITING = "/torch/distributed/"
+_RUNPY = "<frozen runpy>"
 _START = "_run_module_as_main"
 """At the bottom of a main thread's stack."""
 
@@ -43,12 +44,22 @@ class StackGroup:
 
     @property
     def place(self) -> str:
-        """The innermost line, and the innermost one of ours."""
+        """The innermost line, and the innermost one of ours, or of the user's own script."""
         if not self.frames:
             return "nowhere"
-        own = next((frame for frame in self.frames if _OWN in frame.file), None)
+        script = self._script
+        own = next((frame for frame in self.frames if (frame.file == script if script else _OWN in frame.file)), None)
         top = self.frames[0]
         return str(top) if own in (None, top) else f"{top}, called from {own}"
+
+    @property
+    def _script(self) -> str | None:
+        """The file of a script of the user's own, which stands just inside of what runs it; None in our training."""
+        names = [frame.name for frame in self.frames]
+        if "run_path" not in names:
+            return None
+        runner = next((index for index, frame in enumerate(self.frames) if frame.file == _RUNPY), 0)
+        return self.frames[runner - 1].file if runner > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
         """An entry of ``stacks`` in ``outcome.json``."""

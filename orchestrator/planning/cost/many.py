@@ -33,8 +33,9 @@ from orchestrator.planning.memory.estimate import Estimator
 from orchestrator.planning.memory.many import Layouts, stage_settings
 from orchestrator.planning.memory.shape import tensor_shapes
 from orchestrator.planning.parameters import Size
-from orchestrator.planning.partition import UNIFORM, Partition, Stage, partition_layers, stages_per_rank
+from orchestrator.planning.partition import UNIFORM, Stage, partition_layers, stages_per_rank
 from orchestrator.planning.tables import chunks, groups, looked_up, tabulate
+from orchestrator.units import DTYPE_BYTES
 
 
 def step_seconds_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
@@ -45,12 +46,12 @@ def step_seconds_many(estimator: Estimator, layouts: Layouts) -> np.ndarray:
     """
     shape, arrays = layouts.flat()
     result = np.full(arrays["zero_stage"].shape, np.inf)
-    for places, (stages, zero_stage) in groups([arrays["pipeline_parallel_size"], arrays["zero_stage"]]):
+    for places, (stages,) in groups([arrays["pipeline_parallel_size"]]):
         held = stages_per_rank(estimator.config.parallelism.schedule, stages)
         if stages * held <= estimator.spec.num_hidden_layers:
             partition = partition_layers(estimator.spec, pipeline_parallel_size=stages, method=UNIFORM, stages_per_rank=held)
-            sizes = {name: array[places] for name, array in arrays.items()}
-            result[places] = _seconds(_any_step(estimator, stages, zero_stage), partition, sizes)
+            coordinates = [partition.held_by(index) for index in range(stages)]
+            result[places] = _of_stages(estimator, coordinates, {name: array[places] for name, array in arrays.items()})
     return result.reshape(shape)
 
 
@@ -84,16 +85,44 @@ class _Exchange(NamedTuple):
     waits: Mapping[Any, Sequence[StageWaits]]
 
 
-def _seconds(step: TrainingStep, partition: Partition, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+def _of_stages(estimator: Estimator, coordinates: Sequence[Sequence[Stage]], sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Layouts with the same stages."""
+    kinds = {_kind(held): held for held in coordinates}
+    by_zero = list(groups([sizes["zero_stage"]]))
+    steps = {stage: _any_step(estimator, len(coordinates), stage) for _, (stage,) in by_zero}
+    # All that ZeRO changes in what a stage computes is the format in which gradients are added up.
+    gradient_bytes = np.empty_like(sizes["zero_stage"])
+    for rows, (stage,) in by_zero:
+        gradient_bytes[rows] = DTYPE_BYTES[steps[stage].settings.grad_accum_dtype]
+    widest = max(DTYPE_BYTES.values()) + 1
+    accumulates = sizes["gradient_accumulation_steps"] > 1
+    of_work, work_tables = tabulate(
+        [
+            sizes["recompute"] * widest + gradient_bytes,
+            accumulates,
+            sizes["tensor_parallel_size"],
+            sizes["train_micro_batch_size_per_gpu"],
+        ],
+        lambda variant, columns: _work(steps[by_zero[0][1][0]], kinds, *divmod(variant, widest), *columns),
+    )
+    result = np.empty(len(of_work))
+    for rows, (stage,) in by_zero:
+        own = {name: array[rows] for name, array in sizes.items()}
+        result[rows] = _of_zero_stage(steps[stage], coordinates, own, of_work[rows], work_tables)
+    return result
+
+
+def _of_zero_stage(
+    step: TrainingStep,
+    coordinates: Sequence[Sequence[Stage]],
+    sizes: Mapping[str, np.ndarray],
+    of_work: np.ndarray,
+    work_tables: Sequence[Size],
+) -> np.ndarray:
     """Layouts with the same stages and the same ZeRO stage."""
-    coordinates = [partition.held_by(index) for index in range(partition.num_coordinates)]
     kinds = {_kind(held): held for held in coordinates}
     tensor, data = sizes["tensor_parallel_size"], sizes["data_parallel_size"]
     micro_batches = sizes["gradient_accumulation_steps"]
-    of_work, work_tables = tabulate(
-        [sizes["recompute"], micro_batches > 1, tensor, sizes["train_micro_batch_size_per_gpu"]],
-        lambda policy, columns: _work(step, kinds, policy, *columns),
-    )
     # Only ZeRO-3 gathers again for what is recomputed.
     policies = sizes["recompute"] if step.settings.zero_stage >= 3 else 0 * sizes["recompute"]
     of_exchange, exchange_tables = tabulate(
@@ -126,6 +155,7 @@ def _work(
     step: TrainingStep,
     kinds: Mapping[Any, Sequence[Stage]],
     recompute: int,
+    gradient_bytes: int,
     accumulates: np.ndarray,
     tensor: np.ndarray,
     micro_batch: np.ndarray,
@@ -139,7 +169,7 @@ def _work(
     for held in kinds.values():
         parameters = shapes.of_rank(held).parameters / len(held)
         for stage in held:
-            own = stage_work(work, stage, parameters=parameters, accumulates=accumulates, settings=step.settings)
+            own = stage_work(work, stage, parameters=parameters, accumulates=accumulates, gradient_bytes=gradient_bytes)
             found += [own.forward, own.backward]
     return found
 

@@ -134,7 +134,11 @@ def stage_seconds(common: Common, work: PassWork, transfer: Size, held: Sequence
     found = []
     for stage, exchange in zip(held, stage_exchanges(common, held), strict=True):
         own = stage_work(
-            work, stage, parameters=exchange.parameters, accumulates=step.micro_batches > 1, settings=step.settings
+            work,
+            stage,
+            parameters=exchange.parameters,
+            accumulates=step.micro_batches > 1,
+            gradient_bytes=DTYPE_BYTES[step.settings.grad_accum_dtype],
         )
         sends = sends_of(stage, transfer)
         passes = common.beside.passes((own.forward, own.backward), sends, exchange.waits)
@@ -188,7 +192,7 @@ def transfer_seconds(step: TrainingStep, *, residual_bytes: Size, tensor_gather:
     return seconds + tensor_gather if cut and not step.passed.sequence_parallel else seconds
 
 
-def stage_of_step(step: TrainingStep, common: Common) -> tuple[PassWork, Size]:
+def work_and_transfer(step: TrainingStep, common: Common) -> tuple[PassWork, Size]:
     """The work of a pass of ``step``, and the transfer between its stages."""
     work = known_pass_work(step.spec, step.passed, common.speeds)
     transfer = transfer_seconds(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.planning.cost.components import Component, step_components
 from orchestrator.planning.cost.pipeline import pipeline_seconds
-from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_stages, stage_of_step, stage_seconds
+from orchestrator.planning.cost.stages import Common, StageSeconds, common_to_stages, stage_seconds, work_and_transfer
 from orchestrator.planning.cost.training_step import TrainingStep
 from orchestrator.planning.cost.work import PassWork
 from orchestrator.planning.layers import model_flops_per_token
@@ -91,7 +91,7 @@ def step_time(step: TrainingStep, partition: Partition) -> StepTime:
 def step_parts(step: TrainingStep, partition: Partition) -> StepParts:
     """The step in the order it runs. Stages of one kind are computed once."""
     common = common_to_stages(step)
-    work, transfer = stage_of_step(step, common)
+    work, transfer = work_and_transfer(step, common)
     known: dict[Any, _Coordinate] = {}
     coordinates = []
     for index in range(partition.num_coordinates):

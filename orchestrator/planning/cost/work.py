@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from orchestrator.deepspeed_config.settings import DeepSpeedSettings
 from orchestrator.planning.broadcast import larger
 from orchestrator.planning.cost.compute import (
     LayerSeconds,
@@ -22,7 +21,6 @@ from orchestrator.planning.memory.activations import Pass
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.parameters import Size, ceil_divide
 from orchestrator.planning.partition import Stage
-from orchestrator.units import DTYPE_BYTES
 
 
 class PassWork(NamedTuple):
@@ -88,8 +86,8 @@ known_pass_work = lru_cache(maxsize=1024)(pass_work)
 """``pass_work`` of a pass whose sizes are numbers: many layouts have it in common."""
 
 
-def stage_work(work: PassWork, stage: Stage, *, parameters: Size, accumulates: Size, settings: DeepSpeedSettings) -> StageWork:
-    """The work of ``stage``, which is ``parameters`` elements on each rank."""
+def stage_work(work: PassWork, stage: Stage, *, parameters: Size, accumulates: Size, gradient_bytes: int) -> StageWork:
+    """The work of ``stage``: ``parameters`` elements on each rank, whose gradients are added up in ``gradient_bytes`` each."""
     passed, layer, layers, collective = work.passed, work.layer, stage.num_layers, work.tensor_collective
     ends = [work.embedding] * stage.has_embedding + [work.head] * stage.has_head
     ends_forward, ends_backward = (sum(end[which] for end in ends) for which in (0, 1))
@@ -100,7 +98,7 @@ def stage_work(work: PassWork, stage: Stage, *, parameters: Size, accumulates: S
     gradients = gradient_seconds(
         parameters,
         accumulates=accumulates,
-        gradient_bytes=DTYPE_BYTES[settings.grad_accum_dtype],
+        gradient_bytes=gradient_bytes,
         dtype_bytes=passed.dtype_bytes,
         speeds=work.speeds,
     )

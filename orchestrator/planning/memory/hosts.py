@@ -181,14 +181,18 @@ def sum_hosts(cluster: ClusterSpec, layout: ParallelLayout, shares: Sequence[Hos
 
 def _equal_hosts(mix: _Mix, first_rank: int, slots: int, ranks_per_stage: int) -> int:
     """Hosts from this one on with the same mix: those of one stage that come after its first replica."""
+    if len(mix) != 1:
+        return 1
     stage, _, writers = mix[0]
-    if len(mix) > 1 or writers:
+    if writers:
         return 1
     return ((stage + 1) * ranks_per_stage - first_rank) // slots
 
 
 def _mix(first_rank: int, stop_rank: int, ranks_per_stage: int, tensor_parallel_size: int) -> _Mix:
     """Which stages the ranks of a host are in. Of a stage's ranks the first tensor-parallel group is the first replica."""
+    if first_rank == stop_rank:
+        return ()
     first, last = first_rank // ranks_per_stage, (stop_rank - 1) // ranks_per_stage
     if first == last:
         writers = first * ranks_per_stage + tensor_parallel_size - first_rank

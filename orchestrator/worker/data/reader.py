@@ -47,7 +47,7 @@ def batch_reader(config: RunConfig, data: RunData, *, layout: ParallelLayout, ra
 
 
 def data_identity(config: RunConfig, data: RunData) -> dict[str, Any]:
-    """What decides which sequence stands where in the training order: a position means nothing under another identity."""
+    """What decides which sequences and labels stand where in the training order: a position means nothing in another one."""
     parts = blend(config.data).parts
     sources = {
         f"data.sources.{name}": {"tokens": tokens.identity, "parts": part}
@@ -59,6 +59,7 @@ def data_identity(config: RunConfig, data: RunData) -> dict[str, Any]:
         "data.held_out_fraction": config.data.held_out_fraction,
         "data.packing": config.data.packing.value,
         "data.reset_at_documents": config.data.reset_at_documents,
+        "data.ignore_fraction": config.data.ignore_fraction,
         "seed": config.seed,
     }
 

@@ -23,7 +23,7 @@ class RunData:
     model_vocab_size: int
     """Rows of the model's embedding: every token is below it."""
     tokenizer_path: Path | None = None
-    """The tokenizer that made the tokens of the first source; None where that is not known."""
+    """The tokenizer that made the tokens; None where that is not known."""
 
     @property
     def unigram_entropy(self) -> float | None:
@@ -62,5 +62,5 @@ def find_data(config: RunConfig, *, model_vocab_size: int, advanced: Callable[[]
         sources=stores,
         evaluation=evaluation,
         model_vocab_size=model_vocab_size,
-        tokenizer_path=next(iter(stores.values())).tokenizer_path,
+        tokenizer_path=next((store.tokenizer_path for store in stores.values() if store.tokenizer_path is not None), None),
     )

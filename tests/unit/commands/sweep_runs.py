@@ -15,11 +15,11 @@ from orchestrator.commands.launch import PreparedLaunch
 from orchestrator.commands.result import INTERRUPTED, OK, RUN_FAILED, CommandResult
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import OUTCOME
-from orchestrator.run_dir import LOG, METRICS, RESULT, write_json
+from orchestrator.run_dir import LOG, METRICS, RESULT, newest_attempt, write_json
 
 SMOKE = ("command=launch", "experiment=smoke", "preflight=none", "cluster.devices_per_host=1")
 Behaviour = Callable[[RunConfig], str]
-"""How the run of a configuration ends: completed, failed, interrupted, or killed (with everything that controls it)."""
+"""How the run of a configuration ends: completed, failed, interrupted, submitted, or killed (with all that controls it)."""
 
 
 class KilledError(BaseException):
@@ -34,8 +34,9 @@ class Runs:
     started: list[RunConfig] = field(default_factory=list)
     resume_tags: list[str | None] = field(default_factory=list)
 
-    def start(self, prepared: PreparedLaunch, _echo: Any, _show: Any) -> CommandResult:
+    def start(self, prepared: PreparedLaunch, echo: Callable[[str], None], _show: Any) -> CommandResult:
         """In place of ``launch.start``."""
+        echo("step 1/5")
         config = prepared.config
         self.started.append(config)
         self.resume_tags.append(prepared.resume_tag)
@@ -44,15 +45,25 @@ class Runs:
         status = self.behaviour(config)
         if status == "killed":
             raise KilledError
+        if status == "submitted":
+            return CommandResult(exit_code=OK, payload={"status": status}, text=[])
         if status == "completed":
-            loss = 5.0 + config.optimizer.lr
-            entry = {"kind": "train", "step": 5, "loss": loss + 1, "tokens_per_second": 7.0}
-            (attempt.path / METRICS).write_text(json.dumps(entry) + "\n")
-            write_json(attempt.path / RESULT, {"status": "completed", "held_out_loss": loss, "memory": {"measured_bytes": 9}})
-        code = {"completed": OK, "failed": RUN_FAILED, "interrupted": INTERRUPTED}[status]
+            return self.finish(prepared.run_dir, 5.0 + config.optimizer.lr)
+        code = {"failed": RUN_FAILED, "interrupted": INTERRUPTED}[status]
         outcome = {"status": status, "reason": f"it {status}", "lines": ["Traceback", "ValueError: no luck"]}
         write_json(attempt.path / OUTCOME, outcome)
         return CommandResult(exit_code=code, payload=outcome, text=[])
+
+    def finish(self, run_dir: Path, loss: float = 5.0) -> CommandResult:
+        """What a run that ends well leaves in its newest attempt."""
+        attempt = newest_attempt(run_dir)
+        assert attempt is not None
+        entry = {"kind": "train", "step": 5, "loss": loss + 1, "tokens_per_second": 7.0}
+        (attempt.path / METRICS).write_text(json.dumps(entry) + "\n")
+        write_json(attempt.path / RESULT, {"status": "completed", "held_out_loss": loss})
+        outcome = {"status": "completed", "reason": "it completed"}
+        write_json(attempt.path / OUTCOME, outcome)
+        return CommandResult(exit_code=OK, payload=outcome, text=[])
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from orchestrator.config.load import load_config
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Severity
 from orchestrator.run_dir import write_json
+from orchestrator.tokens.manifest import read_manifest, write_manifest
 from tests.unit.tokens.written import write_folder
 
 
@@ -74,6 +75,16 @@ def test_tokens_of_a_larger_vocabulary_are_refused_before_the_start(demo, tokens
     (finding,) = [finding for finding in plan.findings if finding.rule == "tokenizer-vocabulary"]
     assert finding.severity is Severity.error
     assert "100" in finding.message and "99" in finding.message
+
+
+def test_sources_of_different_tokenizers_are_warned_of(mixture, tokens):
+    for name, checksum in (("books", "a"), ("code", "b")):
+        manifest = read_manifest(tokens / name, field="data")
+        write_manifest(tokens / name, replace(manifest, tokenizer_sha256=checksum))
+    (finding,) = [finding for finding in plan_run(mixture).findings if finding.rule == "tokenizers-differ"]
+    assert finding.severity is Severity.warning
+    assert str(tokens / "code") in finding.message
+    assert str(tokens / "books" / "tokenizer.json") in finding.fix
 
 
 def test_bad_options_are_refused_without_looking_at_the_data(mixture):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.commands import sweep_places
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.locks import locked
@@ -14,7 +15,7 @@ from orchestrator.sweep_point import read_points
 from tests.unit.commands.sweep_runs import SMOKE, KilledError, Runs, runs, statuses, swept
 
 __all__ = ["runs"]
-NINE = (*SMOKE, "training.train_batch_size=8", "zero=stage1,stage2,stage3", "training.train_micro_batch_size_per_gpu=1,3,8")
+GRID = (*SMOKE, "training.train_batch_size=8", "zero=stage1,stage2", "training.train_micro_batch_size_per_gpu=1,3,8")
 RESUME = ("command=launch", "sweep.resume=true")
 
 
@@ -25,11 +26,11 @@ def cell(config: RunConfig) -> tuple[int, int | None]:
 def test_every_point_has_its_record_and_none_ends_the_sweep(tmp_path: Path, runs: Runs) -> None:
     runs.behaviour = lambda config: "failed" if cell(config) == (1, 8) else "completed"
     said: list[str] = []
-    result = swept(tmp_path / "sweep", *NINE, said=said)
-    assert statuses(result) == ["finished", "infeasible", "failed", *["finished", "infeasible", "finished"] * 2]
+    result = swept(tmp_path / "sweep", *GRID, said=said)
+    assert statuses(result) == ["finished", "infeasible", "failed", "finished", "infeasible", "finished"]
     assert result.exit_code == 4
-    assert len(runs.started) == 6, "what cannot fit costs nothing"
-    records = [json.loads((tmp_path / "sweep" / str(number) / "point.json").read_text()) for number in range(9)]
+    assert len(runs.started) == 4, "what cannot fit costs nothing"
+    records = [json.loads((tmp_path / "sweep" / str(number) / "point.json").read_text()) for number in range(6)]
     assert records[0]["overrides"] == ["experiment=smoke", "preflight=none", "cluster.devices_per_host=1",
                                        "training.train_batch_size=8", "zero=stage1",
                                        "training.train_micro_batch_size_per_gpu=1"]  # fmt: skip
@@ -37,7 +38,7 @@ def test_every_point_has_its_record_and_none_ends_the_sweep(tmp_path: Path, runs
     assert "micro-batch 3" in records[1]["reason"]
     assert records[1]["exit_code"] == 2
     assert "no luck" in records[2]["reason"]
-    assert len({config.run_dir for config in runs.started}) == 6
+    assert len({config.run_dir for config in runs.started}) == 4
     assert not list((tmp_path / "sweep").glob("*/hydra"))
     assert any("point 1: infeasible: training.train_batch_size" in line for line in said)
 
@@ -50,21 +51,21 @@ def test_only_infeasible_points_are_no_failure(tmp_path: Path, runs: Runs) -> No
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """From anywhere, with nothing but its directory: the failed and the killed point run again, beside what they left."""
-    runs.behaviour = lambda config: {(1, 8): "failed", (2, 8): "killed"}.get(cell(config), "completed")
+    runs.behaviour = lambda config: {(1, 8): "failed", (2, 1): "killed"}.get(cell(config), "completed")
     with pytest.raises(KilledError):
-        swept(tmp_path / "sweep", *NINE)
-    assert [cell(config) for config in runs.started] == [(1, 1), (1, 8), (2, 1), (2, 8)]
+        swept(tmp_path / "sweep", *GRID)
+    assert [cell(config) for config in runs.started] == [(1, 1), (1, 8), (2, 1)]
     runs.started.clear()
     runs.behaviour = lambda _config: "completed"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     result = swept(tmp_path / "sweep", *RESUME)
-    assert [cell(config) for config in runs.started] == [(1, 8), (2, 8), (3, 1), (3, 8)]
-    assert statuses(result) == ["finished", "infeasible", "finished"] * 3
+    assert [cell(config) for config in runs.started] == [(1, 8), (2, 1), (2, 8)]
+    assert statuses(result) == ["finished", "infeasible", "finished"] * 2
     assert result.exit_code == 0
-    assert [path.name for path in read_points(tmp_path / "sweep")] == [str(number) for number in range(9)]
-    assert sorted(path.name for path in (tmp_path / "sweep" / "5" / "attempts").iterdir()) == ["1", "2"]
+    assert [path.name for path in read_points(tmp_path / "sweep")] == [str(number) for number in range(6)]
+    assert sorted(path.name for path in (tmp_path / "sweep" / "3" / "attempts").iterdir()) == ["1", "2"]
 
 
 def test_a_point_that_ended_unrecorded_is_not_run_again(tmp_path: Path, runs: Runs) -> None:
@@ -99,14 +100,11 @@ def test_the_same_configuration_twice_is_run_once(tmp_path: Path, runs: Runs) ->
     assert (len(runs.started), statuses(result)) == (1, ["failed"])
 
 
-@pytest.mark.parametrize(
-    ("metric", "name", "value"),
-    [("null", "held_out_loss", 5.1), ("loss", "loss", 6.1), ("memory/measured_bytes", "memory/measured_bytes", 9)],
-)
-def test_the_objective_is_any_value_of_the_run(tmp_path: Path, runs: Runs, metric: str, name: str, value: float) -> None:
-    result = swept(tmp_path / "sweep", *SMOKE, "optimizer.lr=0.1", f"sweep.metric={metric}")
-    (point,) = result.payload["points"]
-    assert (point["metric_name"], point["metric"]) == (name, pytest.approx(value))
+@pytest.mark.parametrize(("view", "shown"), [("lines", True), ("quiet", False)])
+def test_progress_is_told_unless_it_is_to_be_quiet(tmp_path: Path, runs: Runs, view: str, shown: bool) -> None:
+    said: list[str] = []
+    swept(tmp_path / "sweep", *SMOKE, f"view={view}", said=said)
+    assert ("point 0: step 1/5" in said) == shown
     assert runs.started
 
 
@@ -123,6 +121,19 @@ def test_an_unknown_objective_fails_the_point_and_can_be_mended_without_running_
     assert "did you mean held_out_loss? it has: held_out_loss, loss" in result.payload["points"][0]["reason"]
     mended = swept(tmp_path / "sweep", *RESUME, "sweep.metric=held_out_loss")
     assert (mended.exit_code, statuses(mended), len(runs.started)) == (0, ["finished", "finished"], 2)
+
+
+def test_points_that_were_handed_over_are_looked_at_when_the_sweep_goes_on(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Slurm job each: those that wait are left alone, and those that have ended are what they became."""
+    runs.behaviour = lambda config: "submitted" if config.seed < 3 else "completed"
+    monkeypatch.setattr(sweep_places, "_is_handed_over", lambda _directory: True)
+    result = swept(tmp_path / "sweep", *SMOKE, "seed=1,2,3")
+    assert (result.exit_code, statuses(result)) == (0, ["running", "running", "finished"])
+    runs.finish(tmp_path / "sweep" / "1")
+    result = swept(tmp_path / "sweep", *RESUME)
+    assert (result.exit_code, statuses(result), len(runs.started)) == (0, ["running", "finished", "finished"], 3)
 
 
 def test_a_bug_in_one_point_is_the_end_of_that_point_only(tmp_path: Path, runs: Runs) -> None:
@@ -161,6 +172,13 @@ def test_a_sweep_that_makes_no_sense_is_refused_and_leaves_nothing(
     assert field in [finding.field for finding in refused.value.findings]
     assert not runs.started
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError) as refused:
+        swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
+    assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
 
 
 def test_a_directory_with_a_sweep_is_not_used_for_another(tmp_path: Path, runs: Runs) -> None:

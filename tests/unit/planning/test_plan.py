@@ -193,7 +193,7 @@ class TestJson:
     def test_has_the_promised_shape(self):
         plan = plan_of(run_config(parallelism__pipeline_parallel_size=2, training__gradient_accumulation_steps=8))
         value = json.loads(json.dumps(plan.to_dict()))
-        assert list(value) == ["verdict", "findings", "layout", "partition", "memory", "time", "time_unknown"]
+        assert list(value) == ["verdict", "findings", "layout", "partition", "memory", "time", "time_unknown", "data"]
         assert value["time"] is None
         assert value["time_unknown"].startswith("not known of GPU-80GB: cluster.bf16_tflops")
         assert set(value["layout"]) == {

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,6 +18,7 @@ from orchestrator.commands import results
 from orchestrator.commands.result import OK, CommandResult
 from orchestrator.config.schema import RunConfig
 from orchestrator.config.sweep import ResultsConfig
+from orchestrator.control import read_controller, write_controller
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.slurm.job import Job, write_job
 from orchestrator.lease import EXPIRE_SECONDS
@@ -141,6 +143,16 @@ def test_a_run_stands_as_status_says_whatever_its_point_last_said(
         make_point(run, 0, point, started=time.time())
     (row,) = shown(tmp_path).payload["rows"]
     assert (row["status"], row["reason"]) == (status, reason)
+
+
+def test_a_point_that_runs_again_is_not_its_earlier_attempt(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "0", ending="failed", reason="rank 1 was killed")
+    make_point(run, 0, "running", started=time.time())
+    record = read_controller(run / "attempts" / "1")
+    assert record is not None
+    write_controller(run / "attempts" / "1", replace(record, started=time.time() - 600))
+    (row,) = shown(tmp_path).payload["rows"]
+    assert (row["status"], row["reason"]) == ("running", None)
 
 
 def test_runs_that_have_not_come_to_an_attempt(tmp_path: Path) -> None:

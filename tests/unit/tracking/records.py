@@ -50,7 +50,9 @@ class Recorder:
         self.description = describe(attempt.path)
         self._said = attempt.path / "said.txt"
         run_id = read_json(attempt.path / "attempt.json")["wandb_id"]
-        self.tracker = RecorderTracker(tracking_config(self.description.config), run_id=run_id, say=self._say)
+        self.tracker = RecorderTracker(
+            tracking_config(self.description.config), run_id=run_id, say=self._say, waits=lambda: None
+        )
 
     def start(self) -> None:
         """Start it, with this process's standard output in a file."""

@@ -91,6 +91,7 @@ script.report_checkpoint("/somewhere")
     assert "[orchestrator] step 2/5  loss 2  accuracy 0.5" in ended.stdout
     entries = [json.loads(line) for line in (attempt.path / "metrics.jsonl").read_text().splitlines()]
     assert [(entry["kind"], entry["step"]) for entry in entries] == [("train", 1), ("train", 2), ("evaluate", 2)]
+    assert "step_seconds" not in entries[0], "the time of the start is no step's"
     assert entries[1]["loss"] == 2.0 and entries[1]["step_seconds"] >= 0
     assert entries[2]["perplexity"] == pytest.approx(12.1825, abs=1e-3)
     result = read_json(attempt.path / RESULT)

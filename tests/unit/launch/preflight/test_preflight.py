@@ -78,6 +78,11 @@ def test_a_ready_host_has_nothing_to_say() -> None:
     [
         (replace(READY, packages={**(READY.packages or {}), "deepspeed": None}), (), "deepspeed"),
         (replace(READY, packages={**(READY.packages or {}), "torch": "2.5.1+cu121"}), (), "torch"),
+        (
+            replace(READY, packages={**(READY.packages or {}), "tensorboard": None}),
+            ("tracking.tensorboard=true",),
+            "tracking.tensorboard",
+        ),
         (replace(READY, project=None), (), "orchestrator"),
         (replace(READY, operators=UNBUILT, tools={**(READY.tools or {}), "g++": None}), (), "g++"),
         (replace(READY, operators=replace(BUILT, locks={"/ops/cpu_adam/lock": 3600.0})), (), "TORCH_EXTENSIONS_DIR"),
