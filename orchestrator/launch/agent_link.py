@@ -114,21 +114,24 @@ class AgentLink:
             self.process.stdin.flush()
 
     def _listen(self) -> None:
+        """Whatever ends the listening closes the link: a controller would wait for ever for one that nobody listens to."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.heard = time.monotonic()
-            message = decode(line)
-            if message is None:
-                self.output(line.decode(errors="replace"))
-            elif message["event"] == "output":
-                self.output(message["text"])
-            else:
-                self._note(message)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            # its exit code is looked at as soon as it is closed
-            self.process.wait(_REAP_SECONDS)
-        self.closed = True
-        self.events.put(self)
+        try:
+            for line in self.process.stdout:
+                self.heard = time.monotonic()
+                message = decode(line)
+                if message is None:
+                    self.output(line.decode(errors="replace"))
+                elif message["event"] == "output":
+                    self.output(message["text"])
+                else:
+                    self._note(message)
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                # its exit code is looked at as soon as it is closed
+                self.process.wait(_REAP_SECONDS)
+            self.closed = True
+            self.events.put(self)
 
     def _note(self, message: Mapping[str, Any]) -> None:
         match message["event"]:

@@ -229,14 +229,30 @@ def test_an_agent_whose_controller_has_gone_ends_its_session(ssh: Path) -> None:
         time.sleep(0.2)
 
 
-def test_a_terminal_that_has_gone_does_not_end_the_run(attempt: Path) -> None:
+@pytest.mark.parametrize("speaks", [True, False], ids=["with stderr", "stderr gone too"])
+def test_a_terminal_that_has_gone_does_not_end_the_run(attempt: Path, monkeypatch: pytest.MonkeyPatch, *, speaks: bool) -> None:
     def gone(_line: str) -> None:
         raise BrokenPipeError
 
+    if not speaks:
+        stderr = open(os.dup(2), "w")  # noqa: PTH123, SIM115 - a descriptor
+        stderr.close()
+        monkeypatch.setattr(sys, "__stderr__", stderr)
     program = RESULT + "for step in range(2000): print('[orchestrator] step', step)"
     outcome = Controller(attempt, spec_of(attempt, program), private={}, echo=gone).run()
     assert outcome.status is Status.completed
     assert "step 1999" in (attempt / "launcher.log").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_what_takes_the_output_ends_the_run(attempt: Path) -> None:
+    def faulty(_line: str) -> None:
+        raise KeyError("a bug")
+
+    program = "import time; print('[orchestrator] step 1'); time.sleep(600)"
+    outcome = Controller(attempt, spec_of(attempt, program), private={}, echo=faulty).run()
+    assert outcome.status is Status.failed
+    assert not left_over(attempt)
 
 
 RANKED = """
