@@ -7,22 +7,14 @@ import os
 import numpy as np
 import pytest
 
-from orchestrator.errors import ConfigurationError
 from orchestrator.tokens import megatron
 from orchestrator.tokens.megatron import token_dtype, write_index
 from orchestrator.tokens.store import open_tokens
 from orchestrator.tokens.writer import ShardWriter
+from tests.unit.refusals import refusal
 from tests.unit.tokens.written import megatron_bytes, write_folder, write_megatron
 
 SHARDS = [[[1, 2, 3], [4]], [[5, 6], [], [7, 8, 9]]]
-
-
-def refusal(action):
-    with pytest.raises(ConfigurationError) as caught:
-        action()
-    (finding,) = caught.value.findings
-    assert finding.fix
-    return finding
 
 
 def test_an_index_is_written_as_megatron_writes_it(tmp_path):

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 
 from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource
-from orchestrator.errors import ConfigurationError
 from orchestrator.tokens.store import TokenStore
 from orchestrator.worker.data.corpus import find_corpus
 from orchestrator.worker.data.shards import unigram_entropy
 from orchestrator.worker.data.tokenizer import END_OF_TEXT
 from orchestrator.worker.data.tokens import obtain_tokenizer, random_tokens, tokens_of_text
+from tests.unit.refusals import refusal
 
 STORIES = {"b.txt": "the second story\n" * 30, "a.txt": "the first story, naïve ☕\n" * 30, "notes.log": "not a story\n"}
 
@@ -135,7 +135,7 @@ def test_a_disk_without_locks_is_refused(folder, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert refusal(lambda: tokenize(config_of(folder, tmp_path))) == "data.cache_dir"
+    assert refusal(lambda: tokenize(config_of(folder, tmp_path))).field == "data.cache_dir"
 
 
 def test_this_pythons_library_is_found_without_installed_packages_and_tests():
@@ -146,19 +146,11 @@ def test_this_pythons_library_is_found_without_installed_packages_and_tests():
     assert corpus.num_bytes > 2**20
 
 
-def refusal(action) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        action()
-    (finding,) = caught.value.findings
-    assert finding.fix
-    return finding.field
-
-
 def test_text_that_cannot_be_used_is_refused(folder, tmp_path):
     (folder / "latin.txt").write_bytes("naïve".encode("latin-1"))
-    assert refusal(lambda: tokenize(config_of(folder, tmp_path))) == "data.path"
-    assert refusal(lambda: find_corpus(config_of(tmp_path / "missing", tmp_path))) == "data.path"
-    assert refusal(lambda: find_corpus(config_of(folder, tmp_path, file_suffixes=[".rst"]))) == "data.path"
+    assert refusal(lambda: tokenize(config_of(folder, tmp_path))).field == "data.path"
+    assert refusal(lambda: find_corpus(config_of(tmp_path / "missing", tmp_path))).field == "data.path"
+    assert refusal(lambda: find_corpus(config_of(folder, tmp_path, file_suffixes=[".rst"]))).field == "data.path"
 
 
 def test_a_tokenizer_of_ones_own_is_used(folder, tmp_path):
@@ -171,9 +163,9 @@ def test_a_tokenizer_of_ones_own_is_used(folder, tmp_path):
 
 
 def test_a_tokenizer_that_the_model_or_the_library_does_not_know_is_refused(folder, tmp_path):
-    assert refusal(lambda: tokenize(config_of(folder, tmp_path), model_vocab_size=257)) == "model.vocab_size"
+    assert refusal(lambda: tokenize(config_of(folder, tmp_path), model_vocab_size=257)).field == "model.vocab_size"
     broken = config_of(folder, tmp_path, tokenizer_path=str(folder / "a.txt"))
-    assert refusal(lambda: tokenize(broken)) == "data.tokenizer_path"
+    assert refusal(lambda: tokenize(broken)).field == "data.tokenizer_path"
 
 
 @pytest.mark.parametrize(

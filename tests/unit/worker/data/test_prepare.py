@@ -12,11 +12,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from orchestrator.errors import ConfigurationError
 from orchestrator.tokens.store import open_tokens
 from orchestrator.worker.data import chunks, plain_files, tables
 from orchestrator.worker.data.chunks import InputFile, Place
 from orchestrator.worker.data.plain_files import text_chunks
+from tests.unit.refusals import refusal
 from tests.unit.worker.data.preparing import END, VOCABULARY, documents_in, ids, run, sentences, write_lines, write_tokenizer
 
 TEXTS = ["word1 word2", "word3", "word4 word5 word6 unknown"]
@@ -37,14 +37,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of so few bytes, that a few sentences are many of them."""
     for module in (chunks, plain_files, tables):
         monkeypatch.setattr(module, "CHUNK_BYTES", SMALL)
-
-
-def refusal(action):
-    with pytest.raises(ConfigurationError) as caught:
-        action()
-    (finding,) = caught.value.findings
-    assert finding.fix
-    return finding
 
 
 def rows(texts):
