@@ -145,7 +145,6 @@ def unsupported(config: RunConfig) -> None:
     Raises:
         ConfigurationError: ``config`` brings either.
     """
-    command = config.command.value
     if config.deepspeed_json is None:
         beside = {
             name: getattr(config, name) for name in ("deepspeed_version", "hf_arguments", "client_optimizer", "world_size")
@@ -155,15 +154,20 @@ def unsupported(config: RunConfig) -> None:
             message = "it has no effect without deepspeed_json=FILE"
             raise ConfigurationError([WORDS(name, message, "name the file, or leave it out") for name in given])
         return
-    message = f"{command} does not take a DeepSpeed JSON; validate and compile do"
-    fix = "leave it out"
     if config.command is Command.launch:
-        message = "the orchestrator writes the DeepSpeed configuration of what it launches"
-        fix = (
-            "correct the file with compile and start your script without us (deepspeed SCRIPT --deepspeed_config FILE), "
-            "or say the same in words (zero=stage3 ...) and launch that, with your own script too: training.script=FILE"
-        )
-    raise ConfigurationError([WORDS(FIELD, message, fix)])
+        raise ConfigurationError([not_launched()])
+    message = f"{config.command.value} does not take a DeepSpeed JSON; validate and compile do"
+    raise ConfigurationError([WORDS(FIELD, message, "leave it out")])
+
+
+def not_launched() -> Finding:
+    """What to do with a DeepSpeed JSON instead of launching it."""
+    message = "the orchestrator writes the DeepSpeed configuration of what it launches"
+    fix = (
+        "correct the file with compile and start your script without us (deepspeed SCRIPT --deepspeed_config FILE), "
+        "or say the same in words (zero=stage3 ...) and launch that, with your own script too: training.script=FILE"
+    )
+    return WORDS(FIELD, message, fix)
 
 
 def _check(config: RunConfig, words: Sequence[str], *, corrected: bool) -> Checked:

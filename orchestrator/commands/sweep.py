@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestrator.commands import deepspeed_json
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, CommandResult
 from orchestrator.commands.sweep_places import LOCKS, settle_all
 from orchestrator.commands.sweep_task import STOPPED, PointNotFinishedError, PointTask
@@ -243,6 +244,8 @@ def _recorded(sweep_dir: Path) -> Sweep | None:
 
 
 def _word_findings(multirun: Multirun) -> Iterator[Finding]:
+    if "deepspeed_json" in multirun.given:
+        yield deepspeed_json.not_launched()
     for field, fix in _NOT_WITH_SWEEPS.items():
         if field in multirun.given:
             yield error("sweep-option", field, "it is an option of one run, and -m makes many", fix)
