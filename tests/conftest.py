@@ -7,6 +7,7 @@ one test after the other.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,12 @@ import pytest
 _TABLES = pytest.StashKey[list[str]]()
 _GROUPS = {"distributed": "ranks", "multihost": "hosts", "slurm": "hosts"}
 """Folder of tests -> what it keeps busy; the longest first."""
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
