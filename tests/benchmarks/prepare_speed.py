@@ -32,6 +32,8 @@ import json, sys, time
 from itertools import islice
 from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_file(sys.argv[2])
+# a special token that a text spells out is text: prepare takes it so too
+tokenizer.encode_special_tokens = True
 seconds = tokens = 0
 with open(sys.argv[1], encoding="utf-8") as file:
     while texts := [json.loads(line)["text"] for line in islice(file, int(sys.argv[3]))]:
