@@ -29,7 +29,7 @@ from orchestrator.worker.data.documents import Defect
 from orchestrator.worker.data.encode import Encoding
 from orchestrator.worker.data.inputs import Inputs, find_inputs
 from orchestrator.worker.data.made_from import MadeFrom, differences, made_from, read_made_from
-from orchestrator.worker.data.output import begun
+from orchestrator.worker.data.output import begun, wait_for_others
 from orchestrator.worker.data.shards import BAD_DOCUMENTS, Progress, ShardFolder, State, bad_documents, clear
 from orchestrator.worker.data.tokenizer import LoadedTokenizer, copy_tokenizer, load_tokenizer, texts_of, train_tokenizer
 from orchestrator.worker.data.watch import Watch
@@ -82,6 +82,7 @@ def prepare(request: PrepareRequest, scratch: Path) -> dict[str, Any]:
     now = made_from(request, inputs, tokenizer_sha256=None if given is None else file_sha256(given.path))
     output = Path(request.output)
     watch = Watch(inputs)
+    wait_for_others(output)
     is_whole = (output / MANIFEST).is_file()
     if is_whole:
         _require_same(output, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,15 @@ from orchestrator.worker.data.shards import read_state
 
 _FIELD = "prepare.output"
 _LOCK = "lock"
+LINGER_SECONDS = 10.0
+"""What a prepare that was killed had started sees it, and ends, within this."""
+
+
+def wait_for_others(output: Path) -> None:
+    """Give what is left of a killed prepare the time to end; one that goes on after that is another's."""
+    until = time.monotonic() + LINGER_SECONDS
+    while time.monotonic() < until and _is_held(output / UNFINISHED / _LOCK):
+        time.sleep(0.1)
 
 
 @contextmanager
@@ -49,6 +59,15 @@ def _require_own(output: Path) -> None:
     if other is not None:
         message = f"{output} holds {other.name}, and was not made by prepare"
         raise ConfigurationError([error("prepare-output", _FIELD, message, "name an empty or a new folder")])
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        return problem.errno in (errno.EAGAIN, errno.EACCES)
+    return False
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.tokens.request import PrepareRequest
-from orchestrator.worker.data import chunks, plain_files
+from orchestrator.worker.data import chunks, output, plain_files
 from tests.unit.worker.data.preparing import (
     WORDS,
     content,
@@ -171,6 +173,7 @@ def test_a_folder_without_a_complete_file_may_be_begun_with_something_else(folde
 
 def test_two_starts_at_once_do_not_write_to_one_folder(folder, monkeypatch):
     inputs = written(folder)
+    monkeypatch.setattr(output, "LINGER_SECONDS", 0.2)
     real = os.fsync
 
     def meanwhile(file):
@@ -189,3 +192,15 @@ def test_two_starts_at_once_do_not_write_to_one_folder(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", second_call)
     run(folder, inputs, max_bad_fraction=1.0)
     assert calls >= 2
+
+
+def test_what_is_left_of_a_killed_start_is_waited_for(folder):
+    lock = folder / "tokens" / "preparing" / "lock"
+    lock.parent.mkdir(parents=True)
+    held = lock.open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    ending = threading.Timer(0.5, held.close)
+    ending.start()
+    run(folder, written(folder), max_bad_fraction=1.0)
+    ending.join()
+    assert (folder / "tokens" / "tokens.json").exists()
