@@ -74,15 +74,17 @@ def test_a_rank_that_raises_is_named_with_the_lines_of_the_script(tmp_path: Path
 
 
 LISTENS = """
+import os
 import time
 from orchestrator import script
 run = script.this_run()
 for step in range(1, 1000):
     script.report(step=step, loss=1.0 / step)
     if script.should_stop():
-        saved = run.output_dir / f"step{step}"
-        saved.mkdir(exist_ok=True)
-        script.report_checkpoint(saved)
+        if os.environ["RANK"] == "0":
+            saved = run.output_dir / f"step{step}"
+            saved.mkdir()
+            script.report_checkpoint(saved)
         break
     if run.attempt == 2:
         break

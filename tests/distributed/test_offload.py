@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -167,12 +169,10 @@ def largest_sizes(disk: Path, ranks: Ranks) -> dict[Path, int]:
     """The files that were there while ``ranks`` ran, with their largest sizes."""
     sizes: dict[Path, int] = {}
     while any(process.is_alive() for process in ranks.processes):
-        for path in disk.rglob("*"):
-            try:
-                if path.is_file():
+        for directory, _, names in os.walk(disk):
+            for path in (Path(directory, name) for name in names):
+                with suppress(FileNotFoundError):
                     sizes[path] = max(sizes.get(path, 0), path.stat().st_size)
-            except FileNotFoundError:
-                pass
         time.sleep(0.02)
     return sizes
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -21,18 +24,19 @@ class Spy:
         self._folder = folder
         self._secrets = [secret.encode() for secret in secrets]
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._threads = ThreadPoolExecutor(1)
         self.rounds = 0
         self.found: set[str] = set()
         self.ranks: set[int] = set()
 
     def __enter__(self) -> Spy:
-        self._thread.start()
+        self._watching = self._threads.submit(self._watch)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
-        self._thread.join()
+        self._threads.shutdown()
+        self._watching.result()
 
     def _watch(self) -> None:
         while not self._over.wait(_PAUSE_SECONDS):
@@ -40,7 +44,7 @@ class Spy:
             for process in Path("/proc").glob("[0-9]*"):
                 self._look_at(process)
             if self.rounds % 10 == 0:
-                self.found |= {str(path) for path in holding(self._folder, self._secrets) if path.stat().st_mode & _OTHERS}
+                self.found |= {str(path) for path in holding(self._folder, self._secrets) if _is_open_to_others(path)}
 
     def _look_at(self, process: Path) -> None:
         try:
@@ -59,10 +63,16 @@ class Spy:
 def holding(folder: Path, secrets: Sequence[bytes]) -> list[Path]:
     """The files below ``folder`` that have one of ``secrets`` in them."""
     found = []
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file() and not path.is_symlink() and any(secret in path.read_bytes() for secret in secrets):
-                found.append(path)
-        except FileNotFoundError:
-            continue
+    for directory, _, names in os.walk(folder):
+        for path in (Path(directory, name) for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink() and any(secret in path.read_bytes() for secret in secrets):
+                    found.append(path)
     return found
+
+
+def _is_open_to_others(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & _OTHERS)
+    except FileNotFoundError:
+        return False
