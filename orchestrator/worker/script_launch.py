@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.deepspeed_config.trainer_arguments import trainer_arguments
 from orchestrator.presence import Phase
 from orchestrator.run_dir import SCRIPT_OUTPUT
-from orchestrator.script import ScriptRun
+from orchestrator.script import RESERVED, ScriptRun
 from orchestrator.tracking.description import describe
 from orchestrator.tracking.measured import result_summary
 from orchestrator.worker.attempt import WorkerAttempt
@@ -138,16 +138,37 @@ class ScriptLaunch:
 
 
 def entry_of_log(logged: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-    """A line of a Trainer's log as an entry of the metrics: its kind, and its numbers by our names; none of a mere summary."""
-    numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float) and name != "step"}
-    if "eval_loss" in numbers:
-        return "evaluate", {_NAMES.get(name, name.removeprefix("eval_")): value for name, value in numbers.items()}
+    """A line of a Trainer's log as an entry of the metrics: its kind, and its numbers by our names; none of a mere summary.
+
+    Of several evaluation sets the Trainer logs one after the other, as ``eval_NAME_loss``: ours is ``held_out_loss/NAME``.
+    """
+    numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float) and name not in RESERVED}
+    prefix = next((name.removesuffix("loss") for name in numbers if _is_of_evaluation(name, numbers)), None)
+    if prefix is not None:
+        return "evaluate", {_evaluated_name(name, prefix): value for name, value in numbers.items()}
     if "loss" not in numbers:
         return "train", {}
     return "train", {_NAMES.get(name, name): value for name, value in numbers.items()}
 
 
-_NAMES = {"eval_loss": "held_out_loss", "learning_rate": "lr", "eval_runtime": "seconds"}
+_NAMES = {"learning_rate": "lr"}
+_EVALUATED_NAMES = {"loss": "held_out_loss", "runtime": "seconds"}
+
+
+def _is_of_evaluation(name: str, numbers: Mapping[str, float]) -> bool:
+    """Whether it is the loss of a set: that has its runtime beside it, which other numbers by the name of a loss have not."""
+    is_loss = name.startswith("eval_") and name.endswith("_loss")
+    return name == "eval_loss" or (is_loss and f"{name.removesuffix('loss')}runtime" in numbers)
+
+
+def _evaluated_name(name: str, prefix: str) -> str:
+    """Our name of a number of the set whose names the Trainer begins with ``prefix``: ``eval_``, or ``eval_NAME_``."""
+    bare = name.removeprefix(prefix)
+    if bare == name or bare in RESERVED:
+        return name
+    of_set = prefix.removeprefix("eval_").removesuffix("_")
+    ours = _EVALUATED_NAMES.get(bare, bare)
+    return f"{ours}/{of_set}" if of_set else ours
 
 
 def _script_run(attempt: WorkerAttempt) -> ScriptRun:

@@ -12,7 +12,8 @@ from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource, TextFormat
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.worker.data.chunks import Chunk, InputFile, Place
+from orchestrator.worker.data.chunks import Chunk, InputFile, Place, unreadable
+from orchestrator.worker.data.folders import files_below, same_file
 from orchestrator.worker.data.plain_files import text_chunks
 
 NOT_LIBRARY_SOURCE = frozenset(
@@ -85,8 +86,12 @@ def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: No
         assert config.source is DataSource.text, "other sources have tokens already"
         root = _text_root(config)
         suffixes = tuple(config.file_suffixes)
-        paths = [root] if root.is_file() else sorted(file for file in root.rglob("*") if _counts(file, suffixes))
+        paths = [root] if root.is_file() else [file for file in _below(root) if file.name.endswith(suffixes)]
     files = tuple(_input_file(path, is_python=is_python) for path in paths)
+    same = same_file(paths)
+    if same is not None:
+        message = f"{same[0]} and {same[1]} are the same file"
+        raise ConfigurationError([error("data-path", "data.path", message, "leave one of them out")])
     if not any(file.size for file in files):
         message = f"{root} holds no text in files that end in {', '.join(config.file_suffixes)}"
         raise ConfigurationError(
@@ -111,12 +116,18 @@ def _text_root(config: DataConfig) -> Path:
     return root
 
 
-def _counts(file: Path, suffixes: tuple[str, ...]) -> bool:
-    return file.name.endswith(suffixes) and file.is_file()
+def _below(root: Path) -> list[Path]:
+    try:
+        return files_below(root)
+    except OSError as problem:
+        raise unreadable(Path(problem.filename), problem.strerror, field="data.path") from None
 
 
 def _input_file(path: Path, *, is_python: bool) -> InputFile:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as problem:
+        raise unreadable(path, problem.strerror, field="data.path") from None
     return InputFile(path=path, format=TextFormat.text, size=status.st_size, mtime_ns=status.st_mtime_ns, is_python=is_python)
 
 

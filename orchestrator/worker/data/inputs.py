@@ -12,6 +12,7 @@ from orchestrator.config.enums import TextFormat
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.worker.data.chunks import Chunk, InputFile, Place
+from orchestrator.worker.data.folders import files_below, same_file
 from orchestrator.worker.data.plain_files import ZSTANDARD, line_chunks, text_chunks, uncompressed_name
 from orchestrator.worker.data.tables import DATASET_SPLITS, DATASET_STATE, arrow_chunks, dataset_files, parquet_chunks
 
@@ -22,6 +23,8 @@ _ENDINGS: Mapping[str, TextFormat] = {
     ".parquet": TextFormat.parquet,
 }
 """What a file is by the end of its name; text by ``data.file_suffixes``. A dataset is a folder."""
+_ENDINGS_IF_SAID: Mapping[TextFormat, str] = {TextFormat.jsonl: ".json"}
+"""An ending that may be something else: it counts in a folder that is said to be of the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +76,16 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
         except ConfigurationError as problem:
             findings += problem.findings
         except OSError as problem:
-            findings.append(
-                error("prepare-input", FIELD, f"{path} cannot be read: {problem.strerror}", "name what can be read")
-            )
+            message = f"{problem.filename or path} cannot be read: {problem.strerror}"
+            findings.append(error("prepare-input", FIELD, message, "name what can be read"))
     if not findings and not any(file.size for file in files):
         names = ", ".join(map(str, paths))
         seen = f"; there is {_listed(left_out)}" if left_out else ""
         message = f"{names} holds no text in files that end in {', '.join([*_ENDINGS, *text_endings])}{seen}"
-        findings.append(
-            error("prepare-input", FIELD, message, "name other files, or say what they are: prepare.format, data.file_suffixes")
-        )
+        fix = "name other files, or say what they are: prepare.format=jsonl reads .json too, data.file_suffixes names text"
+        findings.append(error("prepare-input", FIELD, message, fix))
     findings += _missing_library(files)
+    findings += _read_twice(files)
     text = next((file for file in files if file.format is TextFormat.text), None)
     if has_answers and text is not None:
         message = f"{text.path} is plain text, which has no fields for a prompt and an answer"
@@ -108,14 +110,14 @@ def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left
     if format is TextFormat.dataset:
         message = f"{path} is no Hugging Face dataset that save_to_disk left: it has no {DATASET_STATE}"
         raise ConfigurationError([error("prepare-format", "prepare.format", message, "name the folder of the dataset itself")])
-    found = {file: _by_ending(file, text_endings) for file in sorted(path.rglob("*")) if file.is_file()}
+    found = {file: _by_ending(file, text_endings, format) for file in files_below(path)}
     if format is TextFormat.auto:
         _require_one_kind(path, found)
     for file, kind in found.items():
         if kind is not None and format in (TextFormat.auto, kind):
             yield _input_file(file, kind)
         else:
-            left_out[file.suffix or file.name] += 1
+            left_out[_ending(file)] += 1
 
 
 def _require_one_kind(folder: Path, found: Mapping[Path, TextFormat | None]) -> None:
@@ -133,7 +135,7 @@ def _format_of(path: Path, format: TextFormat, text_endings: Sequence[str]) -> T
     if format is TextFormat.dataset:
         fix = "name the folder that dataset.save_to_disk wrote"
         raise ConfigurationError([error("prepare-format", "prepare.format", f"{path} is a file, a dataset is a folder", fix)])
-    found = _by_ending(path, text_endings) if format is TextFormat.auto else format
+    found = _by_ending(path, text_endings, format) if format is TextFormat.auto else format
     if found is None:
         message = f"{path} does not say by its ending what it is"
         raise ConfigurationError(
@@ -142,11 +144,20 @@ def _format_of(path: Path, format: TextFormat, text_endings: Sequence[str]) -> T
     return found
 
 
-def _by_ending(path: Path, text_endings: Sequence[str]) -> TextFormat | None:
+def _by_ending(path: Path, text_endings: Sequence[str], said: TextFormat) -> TextFormat | None:
+    """What ``path`` is by its name in an input that is said to be of the format ``said``."""
     name = uncompressed_name(path)
     if name.endswith(tuple(text_endings)):
         return TextFormat.text
+    if said in _ENDINGS_IF_SAID and name.endswith(_ENDINGS_IF_SAID[said]):
+        return said
     return next((format for ending, format in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _ending(path: Path) -> str:
+    """How the name of a file ends, that of its compression included."""
+    name = uncompressed_name(path)
+    return Path(name).suffix + path.name.removeprefix(name) or path.name
 
 
 def _is_dataset(path: Path) -> bool:
@@ -156,6 +167,14 @@ def _is_dataset(path: Path) -> bool:
 def _input_file(path: Path, format: TextFormat) -> InputFile:
     status = path.stat()
     return InputFile(path=path.absolute(), format=format, size=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _read_twice(files: Sequence[InputFile]) -> Iterator[Finding]:
+    """Text that is there twice without anybody having asked for it is learnt by heart."""
+    same = same_file([file.path for file in files])
+    if same is not None:
+        message = f"{same[0]} would be read twice" if same[0] == same[1] else f"{same[0]} and {same[1]} are the same file"
+        yield error("prepare-input", FIELD, message, "name it once; to train on it more often, give it a weight in a mixture")
 
 
 def _missing_library(files: Sequence[InputFile]) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 LIBRARY = tokenizers.__version__
 SETTINGS = "tokenizer_config.json"
-BESIDE_A_TOKENIZER = (SETTINGS, "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
+SPECIAL_TOKENS = "special_tokens_map.json"
+BESIDE_A_TOKENIZER = (SETTINGS, SPECIAL_TOKENS, "chat_template.jinja", "vocab.json", "merges.txt")
 """What a Hugging Face folder has beside its ``tokenizer.json``."""
 _PARTS_OF_A_TOKENIZER = ("tokenizer*", "vocab*", "*.model")
 
@@ -44,9 +45,22 @@ class LoadedTokenizer:
 
     @property
     def end_of_text(self) -> int | None:
-        """The token put after each document: the ``eos_token`` of the folder, else one that is known by its name; or None."""
-        ids = (self.tokenizer.token_to_id(name) for name in (*_named_ends(self.path.parent / SETTINGS), *KNOWN_ENDS_OF_TEXT))
-        return next((id for id in ids if id is not None), None)
+        """The token put after each document: the ``eos_token`` that the folder names, else one known by its name; or None.
+
+        Raises:
+            ConfigurationError: the folder names one that the tokenizer has not.
+        """
+        named = _named_end(self.path.parent)
+        if named is None:
+            ids = (self.tokenizer.token_to_id(name) for name in KNOWN_ENDS_OF_TEXT)
+            return next((id for id in ids if id is not None), None)
+        file, name = named
+        found: int | None = self.tokenizer.token_to_id(name)
+        if found is None:
+            message = f"{file.name} names the eos_token {name!r}, and the tokenizer has no such token"
+            fix = f"name one of its tokens there, or add the token to {TOKENIZER}"
+            raise ConfigurationError([error("tokenizer-end", "data.tokenizer_path", message, fix)])
+        return found
 
 
 def load_tokenizer(path: Path) -> LoadedTokenizer:
@@ -111,15 +125,17 @@ def texts_of(chunks: Iterable[Chunk], fields: tuple[str, ...]) -> Iterator[str]:
                 yield from entry.parts
 
 
-def _named_ends(settings: Path) -> Iterator[str]:
-    """The ``eos_token`` that a Hugging Face folder names."""
-    try:
-        token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        return
-    name = token.get("content") if isinstance(token, dict) else token
-    if isinstance(name, str):
-        yield name
+def _named_end(folder: Path) -> tuple[Path, str] | None:
+    """The ``eos_token`` that a Hugging Face folder names, and the file that does; older ones have it in a file of its own."""
+    for file in (folder / SETTINGS, folder / SPECIAL_TOKENS):
+        try:
+            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        name = token.get("content") if isinstance(token, dict) else token
+        if isinstance(name, str):
+            return file, name
+    return None
 
 
 def _convert(source: Path, folder: Path) -> None:
