@@ -17,7 +17,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Severity
 from orchestrator.run_dir import write_json
 from orchestrator.tokens.manifest import read_manifest, write_manifest
-from tests.unit.tokens.written import write_folder
+from tests.unit.tokens.written import write_folder, write_megatron
 
 
 @pytest.fixture
@@ -75,6 +75,14 @@ def test_tokens_of_a_larger_vocabulary_are_refused_before_the_start(demo, tokens
     (finding,) = [finding for finding in plan.findings if finding.rule == "tokenizer-vocabulary"]
     assert finding.severity is Severity.error
     assert "100" in finding.message and "99" in finding.message
+
+
+@pytest.mark.parametrize(("id", "says"), [(-1, "down to -1"), (70_000, "up to 70000")])
+def test_ids_without_a_row_in_the_embedding_are_seen_in_megatron_files(demo, tmp_path, id, says):
+    write_megatron(tmp_path / "theirs", [[5, 6, id, 7]] * 30, code=4, dtype="<i4")
+    (finding,) = [found for found in plan_run(with_path(demo, tmp_path / "theirs")).findings if found.field == "data.path"]
+    assert (finding.rule, finding.severity) == ("tokenizer-vocabulary", Severity.error)
+    assert says in finding.message
 
 
 def test_sources_of_different_tokenizers_are_warned_of(mixture, tokens):
