@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from orchestrator.tokens.writer import answers_path, file_sha256
 
 UNFINISHED = "preparing"
 """In a folder of prepared tokens: what is needed to go on with it. It goes when the folder is whole."""
+MOST_MAPPED = 256
+"""Token files that a process has mapped at a time, of all its stores: each takes a file descriptor, and 1,024 are usual."""
 _SAMPLE_BYTES = 2**16
 _SAMPLES = 256
 
@@ -38,7 +40,6 @@ class TokenStore:
     identity: str
     """Changes when a token does: a hash of the checksums. Without a manifest it stands on sizes and samples of the files."""
     manifest: Manifest | None = None
-    _maps: dict[int, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +66,7 @@ class TokenStore:
         """For each document the tokens that come before its answer; None where the loss is on all tokens."""
         if self.manifest is None or not any(shard.has_answers for shard in self.manifest.shards):
             return None
-        starts: list[NDArray[np.int32]] = [np.load(answers_path(file.prefix), mmap_mode="r") for file in self.files]
+        starts: list[NDArray[np.int32]] = [np.load(answers_path(file.prefix)) for file in self.files]
         return np.concatenate(starts)
 
     @property
@@ -97,7 +98,7 @@ class TokenStore:
         number = bisect_right(self._starts, start) - 1
         while start < stop:
             offset = start - self._starts[number]
-            part = self._tokens(number)[offset : offset + stop - start]
+            part = _mapped(self.files[number], self.identity)[offset : offset + stop - start]
             parts.append(part.astype(np.int64))
             start += len(part)
             number += 1
@@ -127,10 +128,11 @@ class TokenStore:
         """Where each file begins in the stream, and where the stream ends."""
         return [0, *np.cumsum([file.num_tokens for file in self.files], dtype=np.int64).tolist()]
 
-    def _tokens(self, number: int) -> NDArray[Any]:
-        if number not in self._maps:
-            self._maps[number] = self.files[number].tokens()
-        return self._maps[number]
+
+@lru_cache(maxsize=MOST_MAPPED)
+def _mapped(file: MegatronFile, _identity: str) -> NDArray[Any]:
+    """The tokens of a file of the store of that identity: of one that was replaced they are others."""
+    return file.tokens()
 
 
 def open_tokens(path: str | Path, *, field: str = "data.path") -> TokenStore:

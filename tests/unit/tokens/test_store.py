@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.tokens import megatron
 from orchestrator.tokens.megatron import token_dtype, write_index
-from orchestrator.tokens.store import open_tokens
+from orchestrator.tokens.store import MOST_MAPPED, open_tokens
 from orchestrator.tokens.writer import ShardWriter
 from tests.unit.refusals import refusal
 from tests.unit.tokens.written import megatron_bytes, write_folder, write_megatron
@@ -68,6 +70,20 @@ def test_a_folder_is_one_stream_over_its_files(tmp_path):
     assert store.document_ends.tolist() == [3, 4, 6, 6, 9]
     assert store.answer_starts.tolist() == [1, 0, 1, 0, 2]
     assert store.verify() == []
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    shards = [[[number, 1]] for number in range(MOST_MAPPED + 60)]
+    write_folder(tmp_path, shards, answers=[[1]] * len(shards))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + MOST_MAPPED + 30, limits[1]))
+    try:
+        store = open_tokens(tmp_path)
+        assert store.read(0, store.num_tokens)[::2].tolist() == list(range(len(shards)))
+        assert store.answer_starts is not None and len(store.answer_starts) == len(shards)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_document_may_come_in_pieces(tmp_path):
