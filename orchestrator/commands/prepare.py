@@ -31,7 +31,7 @@ from orchestrator.units import format_bytes, format_count, format_seconds
 
 HELP = """Turn text into token files that data.source=tokens trains on: Megatron's .bin/.idx with a manifest and checksums.
 
-Reads JSON lines, parquet, plain text (each also .gz or .zst) and Hugging Face datasets saved on disk. The tokenizer is
+Reads JSON lines and plain text (both also .gz or .zst), parquet and Hugging Face datasets saved on disk. The tokenizer is
 data.tokenizer_path, a tokenizer.json or a Hugging Face folder; null trains a byte-level BPE on the text. Killed and started
 again it goes on where it was; the files are the same to the byte. Bad lines are counted and named, and refused if there are
 more than prepare.max_bad_fraction. Only prepare.*, data.tokenizer_path, data.tokenizer_vocab_size, data.file_suffixes, view

@@ -23,8 +23,8 @@ _ENDINGS: Mapping[str, TextFormat] = {
     ".parquet": TextFormat.parquet,
 }
 """What a file is by the end of its name; text by ``data.file_suffixes``. A dataset is a folder."""
-_ENDINGS_IF_SAID: Mapping[TextFormat, str] = {TextFormat.jsonl: ".json"}
-"""An ending that may be something else: it counts in a folder that is said to be of the format."""
+_AMBIGUOUS = ".json"
+"""May be lines of JSON or anything else: it counts in a folder that is said to hold such lines and has no surer ending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
         names = ", ".join(map(str, paths))
         seen = f"; there is {_listed(left_out)}" if left_out else ""
         message = f"{names} holds no text in files that end in {', '.join([*_ENDINGS, *text_endings])}{seen}"
-        fix = "name other files, or say what they are: prepare.format=jsonl reads .json too, data.file_suffixes names text"
+        fix = "name other files, or say what they are: prepare.format=jsonl reads .json, data.file_suffixes names text"
         findings.append(error("prepare-input", FIELD, message, fix))
     findings += _missing_library(files)
     findings += _read_twice(files)
@@ -110,7 +110,9 @@ def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left
     if format is TextFormat.dataset:
         message = f"{path} is no Hugging Face dataset that save_to_disk left: it has no {DATASET_STATE}"
         raise ConfigurationError([error("prepare-format", "prepare.format", message, "name the folder of the dataset itself")])
-    found = {file: _by_ending(file, text_endings, format) for file in files_below(path)}
+    found = {file: _by_ending(file, text_endings) for file in files_below(path)}
+    if format is TextFormat.jsonl and TextFormat.jsonl not in found.values():
+        found |= {file: TextFormat.jsonl for file in found if uncompressed_name(file).endswith(_AMBIGUOUS)}
     if format is TextFormat.auto:
         _require_one_kind(path, found)
     for file, kind in found.items():
@@ -135,7 +137,7 @@ def _format_of(path: Path, format: TextFormat, text_endings: Sequence[str]) -> T
     if format is TextFormat.dataset:
         fix = "name the folder that dataset.save_to_disk wrote"
         raise ConfigurationError([error("prepare-format", "prepare.format", f"{path} is a file, a dataset is a folder", fix)])
-    found = _by_ending(path, text_endings, format) if format is TextFormat.auto else format
+    found = _by_ending(path, text_endings) if format is TextFormat.auto else format
     if found is None:
         message = f"{path} does not say by its ending what it is"
         raise ConfigurationError(
@@ -144,13 +146,10 @@ def _format_of(path: Path, format: TextFormat, text_endings: Sequence[str]) -> T
     return found
 
 
-def _by_ending(path: Path, text_endings: Sequence[str], said: TextFormat) -> TextFormat | None:
-    """What ``path`` is by its name in an input that is said to be of the format ``said``."""
+def _by_ending(path: Path, text_endings: Sequence[str]) -> TextFormat | None:
     name = uncompressed_name(path)
     if name.endswith(tuple(text_endings)):
         return TextFormat.text
-    if said in _ENDINGS_IF_SAID and name.endswith(_ENDINGS_IF_SAID[said]):
-        return said
     return next((format for ending, format in _ENDINGS.items() if name.endswith(ending)), None)
 
 

@@ -410,6 +410,9 @@ def test_json_is_lines_of_it_in_a_folder_if_it_is_said(folder):
     assert "there is 1 x .json, 1 x .json.gz" in message
     run(folder, [folder / "books"], format="jsonl")
     assert documents_in(folder / "tokens") == [*EXPECTED, [*ids("word9"), 0]]
+    write_lines(folder / "books" / "surely.jsonl", [{"text": "word1"}])
+    again = run(folder, [folder / "books"], format="jsonl", output=str(folder / "again"))
+    assert (again["documents"], again["left_out"]) == (1, {".json": 1, ".json.gz": 1})
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(folder):
