@@ -153,5 +153,5 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"{name!r} is a name of the orchestrator's own: report it under another")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}={value!r} is no number") from None

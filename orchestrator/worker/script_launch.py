@@ -105,12 +105,10 @@ class ScriptLaunch:
         if self._tracker is None or self.step > 0 or not written:
             return
         newest = max(written, key=lambda path: path.stat().st_mtime)
-        for logged in json.loads(newest.read_text(encoding="utf-8")).get("log_history", ()):
-            kind, values = entry_of_log(logged)
-            if values:
-                self._tracker.log({"kind": kind, "step": logged["step"], **values})
-                self.values |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-                self.step = max(self.step, int(logged["step"]))
+        for kind, step, values in _history(newest):
+            self._tracker.log({"kind": kind, "step": step, **values})
+            self.values |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+            self.step = max(self.step, step)
 
     def waiting(self, phase: Phase) -> None:
         """Show that what comes after the script gets on."""
@@ -135,6 +133,19 @@ class ScriptLaunch:
 
             self._agreement = StopAgreement(self._stop, torch.device(get_accelerator().current_device_name()))
         return bool(self._agreement.is_reached(seconds))
+
+
+def _history(path: Path) -> list[tuple[str, int, dict[str, float]]]:
+    """Kind, step and numbers of what a Trainer has logged; none of a file that is broken: the training has ended well."""
+    try:
+        history = [
+            (*entry_of_log(logged), int(logged["step"]))
+            for logged in json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        say(f"the history in {path} cannot be read: {type(problem).__name__}: {problem}")
+        return []
+    return [(kind, step, values) for kind, values, step in history if values]
 
 
 def entry_of_log(logged: Mapping[str, Any]) -> tuple[str, dict[str, float]]:

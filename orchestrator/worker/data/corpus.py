@@ -86,12 +86,8 @@ def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: No
         assert config.source is DataSource.text, "other sources have tokens already"
         root = _text_root(config)
         suffixes = tuple(config.file_suffixes)
-        paths = [root] if root.is_file() else [file for file in _below(root) if file.name.endswith(suffixes)]
+        paths = [root] if root.is_file() else _below(root, suffixes)
     files = tuple(_input_file(path, is_python=is_python) for path in paths)
-    same = same_file(paths)
-    if same is not None:
-        message = f"{same[0]} and {same[1]} are the same file"
-        raise ConfigurationError([error("data-path", "data.path", message, "leave one of them out")])
     if not any(file.size for file in files):
         message = f"{root} holds no text in files that end in {', '.join(config.file_suffixes)}"
         raise ConfigurationError(
@@ -116,11 +112,17 @@ def _text_root(config: DataConfig) -> Path:
     return root
 
 
-def _below(root: Path) -> list[Path]:
+def _below(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder of text that count; none is read twice."""
     try:
-        return files_below(root)
+        paths = [file for file in files_below(root) if file.name.endswith(suffixes)]
     except OSError as problem:
         raise unreadable(Path(problem.filename), problem.strerror, field="data.path") from None
+    same = same_file(paths)
+    if same is not None:
+        message = f"{same[0]} and {same[1]} are the same file"
+        raise ConfigurationError([error("data-path", "data.path", message, "leave one of them out")])
+    return paths
 
 
 def _input_file(path: Path, *, is_python: bool) -> InputFile:

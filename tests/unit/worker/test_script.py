@@ -115,6 +115,15 @@ with open(os.environ["ORCHESTRATOR_OUTPUT_DIR"] + "/trainer_state.json", "w") as
     assert read_json(attempt.path / RESULT)["metric"] == 2.0
 
 
+def test_a_broken_history_does_not_make_a_failure_of_a_training_that_ended_well(tmp_path: Path) -> None:
+    source = 'import os; open(os.environ["ORCHESTRATOR_OUTPUT_DIR"] + "/trainer_state.json", "w").write("{cut")'
+    attempt = attempt_of(tmp_path, source)
+    ended = run_script(attempt)
+    assert ended.returncode == 0, ended.stderr
+    assert "trainer_state.json cannot be read" in ended.stdout
+    assert read_json(attempt.path / RESULT)["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("logged", "entry"),
     [
