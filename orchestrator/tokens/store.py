@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class TokenStore:
     identity: str
     """Changes when a token does: a hash of the checksums. Without a manifest it stands on sizes and samples of the files."""
     manifest: Manifest | None = None
+    _opened: object = field(default_factory=object, repr=False, compare=False)
+    """Tells the maps of this store from those of one that was opened before its files were replaced."""
 
     @property
     def num_tokens(self) -> int:
@@ -98,7 +100,7 @@ class TokenStore:
         number = bisect_right(self._starts, start) - 1
         while start < stop:
             offset = start - self._starts[number]
-            part = _mapped(self.files[number], self.identity)[offset : offset + stop - start]
+            part = _mapped(self.files[number], self._opened)[offset : offset + stop - start]
             parts.append(part.astype(np.int64))
             start += len(part)
             number += 1
@@ -130,8 +132,8 @@ class TokenStore:
 
 
 @lru_cache(maxsize=MOST_MAPPED)
-def _mapped(file: MegatronFile, _identity: str) -> NDArray[Any]:
-    """The tokens of a file of the store of that identity: of one that was replaced they are others."""
+def _mapped(file: MegatronFile, _opened: object) -> NDArray[Any]:
+    """The tokens of a file, mapped once for each opening of a store."""
     return file.tokens()
 
 
