@@ -48,6 +48,11 @@ class TokenStore:
         """Tokens of the stream."""
         return self._starts[-1]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tokens on disk."""
+        return sum(file.num_bytes for file in self.files)
+
     @cached_property
     def num_documents(self) -> int:
         """Documents of the stream."""
@@ -119,7 +124,7 @@ class TokenStore:
                 findings += problem.findings
             if self.manifest is not None:
                 findings += _checksum_findings(file.prefix, self.manifest.shards[number])
-            advanced(bin_path(file.prefix).stat().st_size)
+            advanced(file.num_bytes)
         tokenizer = self.tokenizer_path
         if tokenizer is not None and self.manifest is not None:
             findings += _changed(tokenizer, self.manifest.tokenizer_sha256)
