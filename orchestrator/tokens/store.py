@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -142,21 +143,30 @@ def _mapped(file: MegatronFile, _opened: object) -> NDArray[Any]:
     return file.tokens()
 
 
+def expanded(path: str | Path) -> Path:
+    """``path`` with the home directory that it begins with; of a user who is not known, as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises for unknown users
+
+
 def open_tokens(path: str | Path, *, field: str = "data.path") -> TokenStore:
     """Open a folder of ``prepare``, an entry of the cache, or Megatron files by their common prefix.
 
     ``field`` is the option that named ``path``.
 
     Raises:
-        ConfigurationError: there are no such tokens, or files of them are missing, cut or do not belong together.
+        ConfigurationError: there are no such tokens, or files of them cannot be read, are cut or do not belong together.
     """
-    path = Path(path).expanduser()
-    if (path / MANIFEST).is_file():
-        return _open_folder(path, field)
-    if idx_path(path).is_file() or bin_path(path).is_file():
-        file = open_megatron(path, field=field)
-        return TokenStore(path=path, files=(file,), identity=_sampled_identity(file))
-    raise ConfigurationError([_missing(path, field)])
+    path = expanded(path)
+    try:
+        if (path / MANIFEST).is_file():
+            return _open_folder(path, field)
+        if idx_path(path).is_file() or bin_path(path).is_file():
+            file = open_megatron(path, field=field)
+            return TokenStore(path=path, files=(file,), identity=_sampled_identity(file))
+        raise ConfigurationError([_missing(path, field)])
+    except OSError as problem:
+        message = f"{problem.filename or path} cannot be read: {problem.strerror}"
+        raise ConfigurationError([error("token-files", field, message, "have it made readable, or name others")]) from None
 
 
 def _open_folder(path: Path, field: str) -> TokenStore:

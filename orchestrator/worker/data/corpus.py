@@ -104,7 +104,11 @@ def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: No
 
 def _text_root(config: DataConfig) -> Path:
     root = Path(config.path or "").expanduser()
-    if config.path is None or not root.exists():
+    try:
+        is_there = config.path is not None and root.exists()
+    except OSError as problem:
+        raise unreadable(root, problem.strerror, field="data.path") from None
+    if not is_there:
         message = "data.source=text needs a file or a folder" if config.path is None else f"{root} does not exist on this host"
         raise ConfigurationError(
             [error("data-path", "data.path", message, "name a text file or a folder of text files that every host has")]

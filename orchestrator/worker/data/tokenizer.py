@@ -69,13 +69,14 @@ def load_tokenizer(path: Path) -> LoadedTokenizer:
     Raises:
         ConfigurationError: the file cannot be read.
     """
-    file = path / TOKENIZER if path.is_dir() else path
+    try:
+        file = path / TOKENIZER if path.is_dir() else path
+    except PermissionError as problem:
+        raise _no_tokenizer(path, problem.strerror) from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:  # the library raises a bare Exception
-        message = f"{file} is not a tokenizer: {problem}"
-        fix = "name a tokenizer.json, a folder that has one, or null to train one"
-        raise ConfigurationError([error("tokenizer-file", "data.tokenizer_path", message, fix)]) from None
+        raise _no_tokenizer(file, problem) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # A special token that is spelt out in the text is text.
@@ -91,9 +92,9 @@ def copy_tokenizer(path: Path, folder: Path) -> LoadedTokenizer:
     Raises:
         ConfigurationError: there is no tokenizer that can be used.
     """
-    if path.is_dir() and not (path / TOKENIZER).is_file():
-        _convert(path, folder)
-        return load_tokenizer(folder)
+    converted = _converted(path, folder)
+    if converted is not None:
+        return converted
     loaded = load_tokenizer(path)
     for name in BESIDE_A_TOKENIZER:
         if (loaded.path.parent / name).is_file():
@@ -138,7 +139,18 @@ def _named_end(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _convert(source: Path, folder: Path) -> None:
+def _no_tokenizer(file: Path, problem: object) -> ConfigurationError:
+    fix = "name a tokenizer.json, a folder that has one, or null to train one"
+    return ConfigurationError([error("tokenizer-file", "data.tokenizer_path", f"{file} is not a tokenizer: {problem}", fix)])
+
+
+def _converted(source: Path, folder: Path) -> LoadedTokenizer | None:
+    """The tokenizer of a folder without ``tokenizer.json``, converted into ``folder`` by transformers; None of others."""
+    try:
+        if not source.is_dir() or (source / TOKENIZER).is_file():
+            return None
+    except PermissionError as problem:
+        raise _no_tokenizer(source, problem.strerror) from None
     try:
         if not any(file for pattern in _PARTS_OF_A_TOKENIZER for file in source.glob(pattern)):
             raise ValueError("it holds no tokenizer")
@@ -148,6 +160,7 @@ def _convert(source: Path, folder: Path) -> None:
         if not loaded.is_fast:
             raise ValueError("it has no fast form")
         loaded.save_pretrained(str(folder))
+        return load_tokenizer(folder)
     except Exception as problem:  # whatever is in the folder, and whatever the libraries make of it
         message = f"{source} has no {TOKENIZER}, and transformers cannot make one of it: {problem}".splitlines()[0]
         fix = "name a tokenizer.json, or a folder with one"

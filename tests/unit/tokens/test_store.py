@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from orchestrator.tokens import megatron
 from orchestrator.tokens.megatron import token_dtype, write_index
+from orchestrator.tokens.sources import is_there
 from orchestrator.tokens.store import MOST_MAPPED, open_tokens
 from orchestrator.tokens.writer import ShardWriter
 from tests.unit.refusals import refusal
@@ -173,6 +175,23 @@ def test_a_changed_byte_is_found_by_a_full_check(tmp_path, name):
 def test_a_folder_without_whole_tokens_is_refused(tmp_path, make, says):
     make(tmp_path / "tokens")
     assert says in refusal(lambda: open_tokens(tmp_path / "tokens")).message
+
+
+def test_a_folder_that_must_not_be_entered_is_named(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Path, "exists", refused)
+    assert is_there(str(tmp_path / "theirs"))
+    finding = refusal(lambda: open_tokens(tmp_path / "theirs"))
+    assert (finding.rule, finding.field) == ("token-files", "data.path")
+    assert "theirs/tokens.json cannot be read: Permission denied" in finding.message
+
+
+def test_the_home_of_an_unknown_user_is_no_folder():
+    assert not is_there("~nobody_of_that_name/tokens")
+    assert "is not there" in refusal(lambda: open_tokens("~nobody_of_that_name/tokens")).message
 
 
 def test_a_file_name_with_its_ending_is_answered_with_the_prefix(tmp_path):
