@@ -23,6 +23,7 @@ _ENDINGS: Mapping[str, TextFormat] = {
     ".parquet": TextFormat.parquet,
 }
 """What a file is by the end of its name; text by ``data.file_suffixes``. A dataset is a folder."""
+_PATTERN = frozenset("*?")
 _AMBIGUOUS = ".json"
 """May be lines of JSON or anything else: it counts in a folder that is said to hold such lines and has no surer ending."""
 
@@ -98,7 +99,9 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
 def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left_out: Counter[str]) -> Iterator[InputFile]:
     if not path.is_dir():
         message = f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}"
-        raise ConfigurationError([error("prepare-input", FIELD, message, "name a file or a folder with text")])
+        is_pattern = not _PATTERN.isdisjoint(path.name)
+        fix = "name the folder: * and ? stand for themselves" if is_pattern else "name a file or a folder with text"
+        raise ConfigurationError([error("prepare-input", FIELD, message, fix)])
     if _is_dataset(path):
         if format not in (TextFormat.auto, TextFormat.dataset):
             fix = "leave prepare.format at auto, or set it to dataset"

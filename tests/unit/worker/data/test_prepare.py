@@ -385,6 +385,10 @@ def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says
     assert says in finding.message
 
 
+def test_a_pattern_is_answered_with_the_folder(folder):
+    assert "name the folder" in refusal(lambda: run(folder, [folder / "*.jsonl"])).fix
+
+
 def test_text_beside_lines_of_json_is_read_if_it_is_said(folder):
     (folder / "books").mkdir()
     as_jsonl(folder / "books", TEXTS)
