@@ -198,6 +198,9 @@ def _field_findings(options: PrepareConfig) -> Iterator[Finding]:
     elif prompt is not None and prompt == answer:
         message = f"prompt and answer are both in {prompt!r}"
         yield error("prepare-field", "prepare.answer_field", message, "name two fields, or prepare.text_field alone")
+    if prompt is not None and options.text_field != PrepareConfig().text_field:
+        message = f"{options.text_field!r} is not read beside prepare.prompt_field={prompt}"
+        yield error("prepare-field", "prepare.text_field", message, "name either the text, or the prompt and the answer")
     if prompt is not None and options.format is TextFormat.text:
         message = "plain text has no fields for a prompt and an answer"
         yield error("prepare-field", "prepare.prompt_field", message, "give them as jsonl, parquet or dataset")

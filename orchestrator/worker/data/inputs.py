@@ -85,6 +85,7 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
         message = f"{names} holds no text in files that end in {', '.join([*_ENDINGS, *text_endings])}{seen}"
         fix = "name other files, or say what they are: prepare.format=jsonl reads .json, data.file_suffixes names text"
         findings.append(error("prepare-input", FIELD, message, fix))
+    findings += _taken_for_text(text_endings, format)
     findings += _missing_library(files)
     findings += _read_twice(files)
     text = next((file for file in files if file.format is TextFormat.text), None)
@@ -169,6 +170,15 @@ def _is_dataset(path: Path) -> bool:
 def _input_file(path: Path, format: TextFormat) -> InputFile:
     status = path.stat()
     return InputFile(path=path.absolute(), format=format, size=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _taken_for_text(text_endings: Sequence[str], format: TextFormat) -> Iterator[Finding]:
+    """Braces and names of fields are hardly meant to be trained on."""
+    for ending in text_endings if format is TextFormat.auto else ():
+        if ending in _ENDINGS:
+            message = f"{ending} would be read as plain text, and is {_ENDINGS[ending]}"
+            fix = "leave it out of data.file_suffixes, or set prepare.format=text if it is text all the same"
+            yield error("prepare-format", "data.file_suffixes", message, fix)
 
 
 def _read_twice(files: Sequence[InputFile]) -> Iterator[Finding]:

@@ -376,6 +376,7 @@ def cut(path: Path) -> Path:
         (lambda folder: cut(as_parquet(folder, TEXTS)), {}, "prepare.input", "cannot be read"),
         (lambda folder: cut(next(as_dataset(folder, TEXTS).glob("*00000-*"))).parent, {}, "prepare.input", "cannot be read"),
         (selection, {}, "prepare.input", "selection"),
+        (lambda folder: as_jsonl(folder, TEXTS), {"text_endings": (".jsonl",)}, "data.file_suffixes", "is jsonl"),
     ],
 )  # fmt: skip
 def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says):
