@@ -45,6 +45,7 @@ from orchestrator.commands import (
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
+from orchestrator.config.check import did_you_mean, unknown_flag
 from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -138,15 +139,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     """Sort the words after ``orchestrator``; None when the verb itself is unknown."""
     verb, *rest = words
     if verb not in Command.__members__:
-        known = ", ".join(Command)
-        return None, [
-            error(
-                "unknown-command",
-                "command",
-                f"there is no command {verb!r}",
-                f"use one of {known}; orchestrator --help explains them",
-            )
-        ]
+        fix = f"{did_you_mean(verb, list(Command))}use one of {', '.join(Command)}; orchestrator --help explains them"
+        return None, [error("unknown-command", "command", f"there is no command {verb!r}", fix)]
     overrides: list[str] = []
     flags: list[str] = []
     findings: list[Finding] = []
@@ -159,9 +153,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
         elif name in _HYDRA_FLAGS:
             flags += [word, next(remaining, "")] if name in _HYDRA_FLAGS_WITH_VALUE and not value else [word]
         elif word.startswith("-") and word not in ("--help", "-h", "--multirun", "-m"):
-            findings.append(
-                error("unknown-flag", word, f"there is no flag {word}", "orchestrator launch --help lists what there is")
-            )
+            findings.append(unknown_flag(word))
         elif not word.startswith("-"):
             overrides.append(word)
     if config_dir is not None and not config_dir.is_dir():
@@ -291,7 +283,7 @@ def _results(arguments: Arguments) -> int:
 
 
 def _calibrate(arguments: Arguments) -> int:
-    names, overrides = calibrate.split_words(arguments.overrides)
+    names, overrides = named_run.split_words(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
     console = _console(json_on_stdout=config.output is Output.json)
     result = calibrate.run(
@@ -448,7 +440,7 @@ _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult
 }
 _NAMING_COMMANDS: dict[Command, tuple[Split, Callable[[Sequence[str]], CommandResult]]] = {
     Command.rules: (rules.split_words, rules.run),
-    Command.explain: (explain.split_words, explain.run),
+    Command.explain: (named_run.split_words, explain.run),
 }
 _RUN_COMMANDS: dict[Command, RunCommand] = {
     Command.status: status.run,
