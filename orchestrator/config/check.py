@@ -121,8 +121,17 @@ def _group_findings(override: Override, loader: ConfigLoader) -> Iterable[Findin
                 "unknown-option",
                 group,
                 f"{group} has no option {choice!r}",
-                f"{did_you_mean(choice, options)}options: {', '.join(options)}",
+                f"{_path_hint(group, choice)}{did_you_mean(choice, options)}options: {', '.join(options)}",
             )
+
+
+def _path_hint(group: str, choice: str) -> str:
+    """What to write in place of a path, which no group takes."""
+    if "/" not in choice and not choice.endswith((".yaml", ".json")):
+        return ""
+    if group == "model" and not choice.endswith(".yaml"):
+        return f"a local Hugging Face folder is named by model=hf model.config_path={choice}; "
+    return f"a file DIR/{group}/NAME.yaml of your own is named by --config-dir DIR {group}=NAME; "
 
 
 def secret_findings(environment: Mapping[Any, Any]) -> Iterable[Finding]:
@@ -203,10 +212,19 @@ def _section(cls: type, values: Any, prefix: str, findings: list[Finding]) -> An
         findings.append(_wrong_type(prefix.rstrip("."), values, cls))
         return None
     types = fields_of(cls)
-    findings.extend(unknown_key(f"{prefix}{key}") for key in values if key not in types)
+    findings.extend(_misplaced(prefix, key) or unknown_key(f"{prefix}{key}") for key in values if key not in types)
     return cls(
         **{name: _value(types[name], value, f"{prefix}{name}", findings) for name, value in values.items() if name in types}
     )
+
+
+def _misplaced(prefix: str, key: Any) -> Finding | None:
+    """The finding for the file of an overlay whose keys have come to lie under the overlay's own name."""
+    overlay = prefix.rstrip(".") or str(key)
+    if overlay not in OVERLAYS or (prefix and key != "hydra" and key not in fields_of(RunConfig)):
+        return None
+    message = f"the file of {overlay}= sets options under its own name, where there are none"
+    return error("unknown-key", f"{prefix}{key}", message, "begin the file with the line: # @package _global_")
 
 
 def _value(annotation: Any, value: Any, field: str, findings: list[Finding]) -> Any:
