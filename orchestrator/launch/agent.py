@@ -23,7 +23,7 @@ from types import FrameType
 from typing import IO, Any
 
 from orchestrator.launch.ports import free_port
-from orchestrator.launch.processes import Session
+from orchestrator.launch.processes import Session, lines_of
 from orchestrator.launch.protocol import BEAT_SECONDS, SILENCE_SECONDS, StartOrder, decode, encode
 from orchestrator.launch.rank_watch import Changes, RankWatch
 from orchestrator.launch.setup_lines import after_setup
@@ -62,7 +62,7 @@ def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
     try:
         process = _started(order)
     except OSError as problem:
-        replies.say({"event": "output", "text": f"{order.argv[0]}: {problem.strerror}\n"})
+        replies.say({"event": "output", "text": f"{problem.filename or order.argv[0]}: {problem.strerror}\n"})
         replies.say({"event": "exited", "exit_code": NOT_STARTED, "left": []})
         return
     replies.say({"event": "started", "session": process.pid})
@@ -189,7 +189,7 @@ def _started(order: StartOrder) -> subprocess.Popen[str]:
 
 def _pass_on(stream: IO[str], replies: Replies) -> None:
     with stream:
-        for line in stream:
+        for line in lines_of(stream):
             replies.print(line)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ def stack_groups(attempt: Path) -> list[StackGroup]:
     """The ranks that have left their stacks, by where they stand: those that wait for no others and small groups first."""
     standing: dict[tuple[Frame, ...], list[int]] = {}
     for path in (attempt / STACKS).glob("*.txt"):
-        if path.stem.isdigit():
-            standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(int(path.stem))
+        with suppress(OSError, ValueError):
+            rank = int(path.stem)
+            standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(rank)
     groups = [StackGroup(ranks=tuple(sorted(ranks)), frames=frames) for frames, ranks in standing.items()]
     return sorted(groups, key=lambda group: (group.waits_for_others, len(group.ranks), group.ranks))
 
@@ -86,6 +88,13 @@ def stack_groups(attempt: Path) -> list[StackGroup]:
 def ranks_with_stacks(attempt: Path) -> set[int]:
     """The ranks that have left theirs so far."""
     return {rank for group in stack_groups(attempt) for rank in group.ranks}
+
+
+def remove_stacks(attempt: Path) -> None:
+    """Forget them: the run has got on since."""
+    for path in (attempt / STACKS).glob("*.txt"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
