@@ -32,6 +32,8 @@ _POLL_SECONDS = 0.1
 _MOST_QUEUED = 10_000
 """Lines that wait for a slow link; then the ranks wait to print."""
 _DRAIN_SECONDS = 5.0
+_FOLDER_SECONDS = 60.0
+"""NFS believes for so long what it has seen of a folder (``acdirmax``)."""
 NOT_STARTED = 127
 """In place of an exit code: the launcher is not there."""
 
@@ -59,6 +61,7 @@ def main() -> None:
 
 def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
     """Run what was ordered to its end; nothing of it is left when this returns."""
+    _await_folder(order.working_directory, orders, replies)
     try:
         process = _started(order)
     except OSError as problem:
@@ -171,6 +174,14 @@ class Replies:
                 gone = True
             if message["event"] == "output":
                 self._room.release()
+
+
+def _await_folder(path: str, orders: Orders, replies: Replies) -> None:
+    """A network disk may show a new folder late on a host that has looked for it before, as preflight does."""
+    until = time.monotonic() + _FOLDER_SECONDS
+    while not Path(path).is_dir() and time.monotonic() < until and not orders.stops:
+        replies.beat()
+        time.sleep(_POLL_SECONDS)
 
 
 def _started(order: StartOrder) -> subprocess.Popen[str]:

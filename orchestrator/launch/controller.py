@@ -15,7 +15,7 @@ from orchestrator.control import OUTCOME, ControllerRecord, State, Stop, read_st
 from orchestrator.launch.agents import CLOSE_SECONDS, Agents
 from orchestrator.launch.ending.hang import ProgressWatch, hung
 from orchestrator.launch.ending.outcome import Outcome, outcome_of
-from orchestrator.launch.ending.stacks import remove_stacks
+from orchestrator.launch.ending.stacks import await_stacks
 from orchestrator.launch.ending.status import Ending, Status, StoppedBy
 from orchestrator.launch.pdsh import remove_private
 from orchestrator.launch.processes import PROGRESS, Output, StopRequests, open_log
@@ -23,6 +23,7 @@ from orchestrator.launch.slurm.transport import SrunTransport
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import LocalTransport, SshTransport, Transport
 from orchestrator.lease import LEASE, RENEW_SECONDS, Lease, LeaseWatch, Request
+from orchestrator.presence import read_ranks
 from orchestrator.run_dir import LOG, write_json
 from orchestrator.units import format_seconds
 
@@ -94,6 +95,8 @@ class Controller:
                 self._agents.close(self._attempt)
             self._clean_up()
             outcome = outcome_of(self._attempt, self._agents.links, self._ending)
+            # who follows the log on another host stops reading when the outcome is there
+            self._try(partial(os.fsync, log.fileno()))
             self._try(partial(write_json, self._attempt / OUTCOME, outcome.to_dict()))
             self._enter(State.ended)
             self._output.close()
@@ -155,12 +158,12 @@ class Controller:
         elif self._record.state is State.running and self._stacks_until is not None:
             self._say("it gets on again")
             self._stacks_until = None
-            remove_stacks(self._attempt)
             self._try(partial(self._lease.ask, Request.go_on))
 
     def _look_where_it_hangs(self, silent: float) -> None:
         """Ask every rank for its stack, and end the run when all have answered or had their time."""
         if self._stacks_until is None:
+            self._try(partial(await_stacks, self._attempt, [record.rank for record in read_ranks(self._attempt)]))
             self._say(f"no progress for {format_seconds(silent)}: asking every rank where it stands")
             self._stacks_until = time.monotonic() + _STACK_SECONDS
             self._try(partial(self._lease.ask, Request.dump_stacks))

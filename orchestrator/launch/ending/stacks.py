@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +80,8 @@ def stack_groups(attempt: Path) -> list[StackGroup]:
     for path in (attempt / STACKS).glob("*.txt"):
         with suppress(OSError, ValueError):
             rank = int(path.stem)
-            standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(rank)
+            if text := path.read_text(errors="replace"):
+                standing.setdefault(main_stack(text), []).append(rank)
     groups = [StackGroup(ranks=tuple(sorted(ranks)), frames=frames) for frames, ranks in standing.items()]
     return sorted(groups, key=lambda group: (group.waits_for_others, len(group.ranks), group.ranks))
 
@@ -90,11 +91,15 @@ def ranks_with_stacks(attempt: Path) -> set[int]:
     return {rank for group in stack_groups(attempt) for rank in group.ranks}
 
 
-def remove_stacks(attempt: Path) -> None:
-    """Forget them: the run has got on since."""
-    for path in (attempt / STACKS).glob("*.txt"):
-        with suppress(OSError):
-            path.unlink()
+def await_stacks(attempt: Path, ranks: Iterable[int]) -> None:
+    """Make room for them, empty. A network disk shows new files of other hosts late, and what is written into known ones soon.
+
+    Raises:
+        OSError: the disk takes nothing.
+    """
+    (attempt / STACKS).mkdir(exist_ok=True)
+    for rank in ranks:
+        (attempt / STACKS / f"{rank}.txt").write_text("")
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
