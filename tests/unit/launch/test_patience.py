@@ -143,8 +143,9 @@ def test_a_hang_that_passes_leaves_no_stacks_for_the_next(attempt: Path, monkeyp
     def moves(line: str) -> None:
         echoed.append(line)
         if "asking every rank" in line and len(echoed) == 1:
-            (attempt / "stacks" / "0.txt").write_text("an answer")
             progress.advance(Phase.train, step=8)
+        elif "gets on" in line:
+            (attempt / "stacks" / "0.txt").write_text("a late answer")
         elif "asking every rank" in line:
             left.append((attempt / "stacks" / "0.txt").read_text())
             (attempt / "stacks" / "0.txt").write_text("an answer")
