@@ -107,6 +107,7 @@ class Output:
     def __init__(self, log: IO[str], echo: Callable[[str], None]) -> None:
         self._log, self._echo = log, echo
         self._logs = True
+        self._is_closed = False
         self._lock = threading.Lock()
         self._progress: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
         self._shows = threading.Thread(target=self._show, daemon=True)
@@ -118,6 +119,9 @@ class Output:
         """Pass a line on, with its end."""
         _, mark, progress = line.partition(PROGRESS)
         with self._lock:
+            if self._is_closed:
+                # a link that was given up, and speaks again
+                return
             # tried again each time: a full disk may have room later
             self._logs = _succeeds(partial(self._log.write, line), tells=self._logs)
         if mark:
@@ -131,7 +135,9 @@ class Output:
                 self.write(line)
 
     def close(self) -> None:
-        """Show what is left, if anybody takes it."""
+        """Show what is left, if anybody takes it; what is written from now on is lost."""
+        with self._lock:
+            self._is_closed = True
         with suppress(queue.Full):
             self._progress.put(None, timeout=_DRAIN_SECONDS)
         self._shows.join(_DRAIN_SECONDS)
