@@ -172,7 +172,9 @@ def start(
         if not config.launcher.detach:
             slurm_restart.keep_job(config)
             with nullcontext(echo) if follow is None else follow(attempt.path) as shown:
-                outcome = Controller(attempt.path, spec, private=private_variables(), echo=shown).run()
+                with writable(prepared.run_dir):
+                    controller = Controller(attempt.path, spec, private=private_variables(), echo=shown)
+                outcome = controller.run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)
