@@ -31,6 +31,7 @@ def pytest_configure() -> None:
     """
     for name in _OF_A_TERMINAL:
         os.environ.pop(name, None)
+    os.environ["TERM"] = "xterm-256color"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
