@@ -7,18 +7,31 @@ one test after the other.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _TABLES = pytest.StashKey[list[str]]()
 _GROUPS = {"distributed": "ranks", "multihost": "hosts", "slurm": "hosts"}
 """Folder of tests -> what it keeps busy; the longest first."""
+_OF_A_TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+
+# the same cases every time, however slow the machine is
+settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_configure() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts and interrupts."""
+    """What the tests start finds the same surroundings everywhere.
+
+    What a shell starts in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    """
+    for name in _OF_A_TERMINAL:
+        os.environ.pop(name, None)
+    os.environ["TERM"] = "xterm-256color"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

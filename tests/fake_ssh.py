@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,10 @@ def ready_host(name: str, **changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def running_children() -> Iterator[list[int]]:
-    """How many processes this one has started since and that still run, again and again while the context lasts."""
+    """How many processes this one has started since and that still run, again and again while the context lasts.
+
+    Its end raises what kept it from counting.
+    """
     counts, ended, own = [0], threading.Event(), psutil.Process()
     # other tests of this process may keep hosts or a fork server
     earlier = set(own.children())
@@ -113,10 +117,10 @@ def running_children() -> Iterator[list[int]]:
         while not ended.wait(0.02):
             counts.append(len(set(own.children()) - earlier))
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as threads:
+        sampling = threads.submit(sample)
+        try:
+            yield counts
+        finally:
+            ended.set()
+    sampling.result()

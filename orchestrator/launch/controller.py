@@ -120,6 +120,8 @@ class Controller:
             self._tick()
         if self._ending is None:
             self._has_started = True
+            # the time that the hosts took to answer is no silence of the run
+            self._progress = ProgressWatch(self._attempt)
             self._enter(State.running)
             self._agents.start(self._attempt)
         while not self._agents.are_over:

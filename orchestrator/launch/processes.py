@@ -254,11 +254,13 @@ class Session:
                 member.send_signal(number)
 
     def clear(self) -> None:
-        """End what the leader left: SIGTERM, then SIGKILL."""
+        """End what the leader left: SIGTERM, then SIGKILL, again as long as a process that was just started escapes it."""
         self.signal(self.first_signal)
-        _, alive = psutil.wait_procs(self.members(), timeout=self.stop_seconds)
-        self.signal(signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=_DRAIN_SECONDS)
+        psutil.wait_procs(self.members(), timeout=self.stop_seconds)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while (left := self.members()) and time.monotonic() < deadline:
+            self.signal(signal.SIGKILL)
+            psutil.wait_procs(left, timeout=_POLL_SECONDS)
 
 
 def _session_of(pid: int) -> int | None:

@@ -24,7 +24,7 @@ from tests.benchmarks.sides import OURS, Side, SideFailedError, in_turn, started
 from tests.benchmarks.statistics import RatioInterval, median_ratio
 from tests.benchmarks.training_overhead import ENVIRONMENT, FEWEST_PAIRS, MODEL, WIDEST_INTERVAL, WORLD_SIZE, batch
 from tests.distributed.attempts import new_attempt
-from tests.unit.tracking.server import HANGS, WORKS, refusing, served
+from tests.unit.tracking.server import HANGS, WORKS, Server, refusing, served
 
 MOST_TIME = 1.02
 LOGGED = (*MODEL, "zero.stage=1", *batch(4, 2), "training.log_every=1")
@@ -62,8 +62,8 @@ def measure(server: dict[str, str] | None, directory: Path, *, pairs: int, most_
     Raises:
         SideFailedError: a rank failed.
     """
-    with nullcontext() if server is None else served(**server) as running:
-        account = {"HOME": str(directory), **ENVIRONMENT, **(refusing() if running is None else running.environment)}
+    with refusing() if server is None else served(**server) as running:
+        account = {"HOME": str(directory), **ENVIRONMENT, **(running.environment if isinstance(running, Server) else running)}
         attempts = [
             new_attempt(directory / name / "run", [*LOGGED, *options], world_size=WORLD_SIZE)
             for name, options in {"tracked": TRACKED, "untracked": ("tracking=none",)}.items()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,8 @@ LONG = (*SMOKE, "training.max_steps=100000", "training.evaluate_sequences=8")
 
 
 def metrics(run_dir: Path, attempt: int = 1) -> list[dict]:
-    lines = (run_dir / "attempts" / str(attempt) / "metrics.jsonl").read_text().splitlines()
+    # a line without its end is still being written
+    lines = (run_dir / "attempts" / str(attempt) / "metrics.jsonl").read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
@@ -84,7 +86,7 @@ def test_metrics_have_every_step(finished: tuple[Ended, Path]) -> None:
 
 
 def test_nothing_is_left_running(finished: tuple[Ended, Path]) -> None:
-    assert not processes_of(finished[1])
+    assert not left_of(finished[1])
 
 
 def test_the_request_is_frozen(finished: tuple[Ended, Path]) -> None:
@@ -166,6 +168,14 @@ def training(run_dir: Path, *words: str) -> subprocess.Popen[str]:
     return launcher
 
 
+def left_of(run_dir: Path, within: float = 30.0) -> list[int]:
+    """What lives of a run once it has had the time to go: W&B's own service is no child of the run, and leaves by itself."""
+    deadline = time.monotonic() + within
+    while (left := processes_of(run_dir)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
 def rank_process(run_dir: Path, rank: int) -> psutil.Process:
     record = json.loads((run_dir / "attempts/1/ranks" / f"{rank}.json").read_text())
     return psutil.Process(record["pid"])
@@ -175,7 +185,7 @@ def test_a_killed_rank_is_named_with_what_it_means(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     launcher = training(run_dir)
     rank_process(run_dir, 1).kill()
-    printed, _ = launcher.communicate(timeout=90)
+    printed, _ = launcher.communicate(timeout=180)
     assert launcher.returncode == 4, printed
     assert re.search(r"the run failed: rank 1 on \S+: .*SIGKILL.*out-of-memory", printed)
     assert "Traceback" not in printed
@@ -186,11 +196,8 @@ def test_ranks_whose_controller_is_killed_end_by_themselves(tmp_path: Path) -> N
     run_dir = tmp_path / "run"
     launcher = training(run_dir)
     launcher.kill()
-    launcher.communicate(timeout=10)
-    deadline = time.monotonic() + 40
-    while processes_of(run_dir):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    launcher.communicate(timeout=60)
+    assert not left_of(run_dir, within=60)
 
 
 def test_a_setup_line_that_fails_is_said_with_what_it_printed(tmp_path: Path) -> None:
@@ -218,7 +225,10 @@ def test_a_detached_run_goes_on_without_its_shell_until_it_is_asked_to_stop(tmp_
         while not (attempt / "metrics.jsonl").exists() or not metrics(tmp_path / "run"):
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        shown = [word for pid in processes_of(tmp_path / "run") for word in psutil.Process(pid).cmdline()]
+        shown = []
+        for pid in processes_of(tmp_path / "run"):
+            with suppress(psutil.NoSuchProcess):
+                shown += psutil.Process(pid).cmdline()
         assert shown and not any("hush" in word for word in shown)
         request_stop(attempt, Stop.save)
         while read_outcome(attempt) is None:
@@ -230,7 +240,7 @@ def test_a_detached_run_goes_on_without_its_shell_until_it_is_asked_to_stop(tmp_
     assert outcome is not None
     assert (outcome["status"], outcome["stopped_by"]) == ("interrupted", "request")
     assert Path(outcome["saved"]).is_dir()
-    controller.wait(timeout=30)
+    controller.wait(timeout=60)
     assert not processes_of(tmp_path / "run")
     assert not [path for path in attempt.rglob("*") if path.is_file() and b"hush-hush-hush" in path.read_bytes()]
 
@@ -240,17 +250,13 @@ def test_a_stopped_launch_saves_and_leaves_no_process(tmp_path: Path, number: si
     run_dir = tmp_path / "run"
     launcher = training(run_dir, "tracking=wandb_offline")
     launcher.send_signal(number)
-    printed, _ = launcher.communicate(timeout=90)
+    printed, _ = launcher.communicate(timeout=180)
     assert launcher.returncode == 130, printed
     assert "Traceback" not in printed
     (saved,) = (run_dir / "checkpoints").glob("global_step*")
     assert f"saved: checkpoint {saved}" in printed
     assert int(saved.name.removeprefix("global_step")) == metrics(run_dir)[-1]["step"]
-    # W&B's own service is no child of the run; it leaves when its client has gone
-    deadline = time.monotonic() + 30
-    while processes_of(run_dir) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not processes_of(run_dir)
+    assert not left_of(run_dir)
 
 
 def test_a_failing_rank_fails_the_run_with_its_reason(tmp_path: Path) -> None:

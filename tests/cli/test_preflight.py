@@ -161,4 +161,4 @@ def test_very_many_hosts_cost_no_more_processes_at_once_than_asked_for(
     with running_children() as counts:
         answers = run(ask_all(hosts, script(probe, {}), load_config(["preflight.parallel=16"])))
     assert len(answers) == NUMBER
-    assert max(counts) <= 16
+    assert 1 < max(counts) <= 16

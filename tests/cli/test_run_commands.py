@@ -22,7 +22,7 @@ def test_a_run_is_looked_at_and_stopped_from_another_shell(tmp_path: Path) -> No
     launch = subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 240
-        while (progress := read_progress(run_dir / "attempts" / "1")) is None or progress.step < 50:
+        while (progress := read_progress(run_dir / "attempts" / "1")) is None or progress.step < 100:
             assert launch.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -30,7 +30,7 @@ def test_a_run_is_looked_at_and_stopped_from_another_shell(tmp_path: Path) -> No
         assert looked.code == 0, looked.everything
         assert "STARTED A PROCESS" not in looked.stderr
         assert (looked.json["state"], looked.json["phase"]) == ("running", "train")
-        assert looked.json["step"] >= 50
+        assert looked.json["step"] >= 100
         assert looked.json["remaining_seconds"] > 0
         assert looked.json["hosts"] == [{"host": "localhost", "ranks": [0, 1], "started": 2, "exit_code": None}]
         shown = orchestrator("logs", str(run_dir), "rank=0", "last=3", cwd=tmp_path)
@@ -39,7 +39,7 @@ def test_a_run_is_looked_at_and_stopped_from_another_shell(tmp_path: Path) -> No
         assert stopped.code == 0, stopped.everything
         assert stopped.json["state"] == "stopped"
         assert stopped.json["saved"] == str(run_dir / "checkpoints" / f"global_step{stopped.json['step']}")
-        launch.communicate(timeout=60)
+        launch.communicate(timeout=180)
         assert launch.returncode == 130
     finally:
         launch.send_signal(signal.SIGKILL)

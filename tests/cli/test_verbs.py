@@ -30,6 +30,7 @@ def test_validate_json_has_the_promised_shape(tmp_path: Path) -> None:
     }
     assert [entry["stage"] for entry in report["memory"]["device"]] == [0, 1, 2, 3]
     assert all(entry.keys() >= DEVICE_KEYS for entry in report["memory"]["device"])
+    assert len(report["memory"]["host"]) == 128
     assert all(entry.keys() >= HOST_KEYS for entry in report["memory"]["host"])
     assert report["time"].keys() >= TIME_KEYS
     exposed = sum(component["exposed_seconds"] for component in report["time"]["components"].values())

@@ -67,7 +67,8 @@ def trained(run_dir: Path, *overrides: str, world_size: int, resume_tag: str | N
 
 def entries(attempt: Attempt, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind in ``metrics.jsonl``."""
-    lines = (attempt.path / METRICS).read_text().splitlines()
+    # a line without its end is still being written
+    lines = (attempt.path / METRICS).read_text().split("\n")[:-1]
     return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
 
 

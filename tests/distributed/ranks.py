@@ -10,7 +10,6 @@ import importlib
 import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from orchestrator.launch.ports import free_port
 
 PRELOADED = [
     "pytest",
@@ -112,7 +113,7 @@ def start_ranks(
     context.set_forkserver_preload(PRELOADED)
     _start_server()
     directory.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     environment = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_SIZE": str(world_size),
@@ -164,13 +165,6 @@ def _start_server() -> None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _file(directory: Path, rank: int, kind: str) -> Path:

@@ -124,8 +124,9 @@ def test_what_a_killed_attempt_left_is_removed_by_the_next_which_resumes_bit_for
     options = (*ON_DISK, *on_disk(tmp_path / "disk"), "checkpoint.save_every=2", "checkpoint.keep=0", "training.max_steps=16")
     whole = trained(tmp_path / "whole", *options, world_size=2)
     killed = new_attempt(tmp_path / "killed", options, world_size=2)
-    ranks = start_ranks(WORKER, killed.path, world_size=2, directory=killed.path / "ranks")
-    deadline = time.monotonic() + 120
+    function = "tests.distributed.stopping:run_slowly_at_the_end"
+    ranks = start_ranks(function, killed.path, 2, world_size=2, directory=killed.path / "ranks")
+    deadline = time.monotonic() + 240
     while newest(checkpoint_dir(killed.run_dir)) is None:
         assert time.monotonic() < deadline, ranks.output(0)
         time.sleep(0.005)

@@ -40,8 +40,9 @@ LAYOUTS = {
 
 
 def kill_after_checkpoint(attempt: Attempt, step: int, *, world_size: int) -> None:
-    ranks = start_ranks(WORKER, attempt.path, world_size=world_size, directory=attempt.path / "ranks")
-    deadline = time.monotonic() + 120
+    function = "tests.distributed.stopping:run_slowly_at_the_end"
+    ranks = start_ranks(function, attempt.path, step, world_size=world_size, directory=attempt.path / "ranks")
+    deadline = time.monotonic() + 240
     while (checkpoint := newest(checkpoint_dir(attempt.run_dir))) is None or checkpoint.manifest.step < step:
         assert time.monotonic() < deadline, ranks.output(0)
         time.sleep(0.005)

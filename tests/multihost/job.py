@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tests.multihost.rig import INTERFACE, Host, Started, eventually
+from tests.multihost.rig import INTERFACE, Host, Started, command_line, eventually
 
 START_SECONDS = 240.0
 """For the ranks to start on a machine that is busy otherwise."""
@@ -90,12 +90,8 @@ class Job:
 
     def rank(self, number: int) -> psutil.Process:
         """The process of a rank, on whatever host."""
-        found = [
-            process
-            for host in self.hosts
-            for process in host.processes(str(self.run_dir))
-            if process.environ().get("RANK") == str(number) and "orchestrator.worker.start" in process.cmdline()
-        ]
+        living = [process for host in self.hosts for process in host.processes(str(self.run_dir))]
+        found = [process for process in living if _is_rank(process, number)]
         (process,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
         return process
 
@@ -156,9 +152,16 @@ def ending(job: Job, strike: Callable[[], object], *, within: float, victims: Se
         if job.controller.outer.poll() is not None and not job.processes():
             stopped = time.monotonic() - struck
         time.sleep(0.1)
-    orphans = [" ".join(process.cmdline()) for process in job.processes()]
+    orphans = [command_line(process) for process in job.processes()]
     assert job.controller.outer.poll() is not None, f"it has not ended within {within:.0f} s: {job.printed}"
     return Ending(job.ends(1), detected or within, stopped or within, orphans, job.printed[said_before:])
+
+
+def _is_rank(process: psutil.Process, number: int) -> bool:
+    try:
+        return process.environ().get("RANK") == str(number) and "orchestrator.worker.start" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_sshd(process: psutil.Process) -> bool:

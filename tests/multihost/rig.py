@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,22 @@ def why_not() -> str | None:
         return f"hosts need {', '.join(missing)} (pdsh openssh-server openssh-client iproute2 util-linux)"
     tried = subprocess.run(["unshare", *_ALL, "--fork", "--mount-proc", "true"], capture_output=True, text=True, check=False)
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else None
+
+
+def command_line(process: psutil.Process) -> str:
+    """The words of a process; none if it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def left_on(hosts: Sequence[Host], within: float = 10.0) -> list[str]:
+    """What runs on the hosts, once what is about to end has had the time for it: sshd too lets go of a connection later."""
+    deadline = time.monotonic() + within
+    while (left := [command_line(each) for host in hosts for each in host.processes()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def eventually(holds: Callable[[], object], *, within: float, what: str) -> float:
@@ -188,13 +204,12 @@ class Host:
 
     def process(self, *words: str, mark: str = "") -> psutil.Process:
         """The only process of a run whose command line has all of ``words`` in it."""
-        (found,) = [each for each in self.processes(mark) if all(word in " ".join(each.cmdline()) for word in words)]
+        (found,) = [each for each in self.processes(mark) if all(word in command_line(each) for word in words)]
         return found
 
     def clear(self) -> None:
         """End every process that is not the host's own, and take away what was left or put in its places."""
-        for process in self.processes():
-            process.kill()
+        eventually(self._kill_all, within=30, what=f"everything on {self.name} ends")
         self.spaces.do("find", "/dev/shm", str(NVME), str(HOOKS), "-mindepth", "1", "-delete")
 
     def cut(self) -> None:
@@ -211,8 +226,10 @@ class Host:
         fake = self.files / "meminfo"
         fake.write_text("".join(f"{name + ':':<16}{size << 10} kB\n" for name, size in kinds.items()))
         self.spaces.do("mount", "--bind", str(fake), "/proc/meminfo")
-        yield
-        self.spaces.do("umount", "/proc/meminfo")
+        try:
+            yield
+        finally:
+            self.spaces.do("umount", "/proc/meminfo")
 
     def start_sshd(self) -> None:
         """Start it, if it does not run."""
@@ -235,6 +252,14 @@ class Host:
             eventually(lambda: not process.is_running(), within=30, what=f"sshd of {self.name} stops")
             self.own.discard(self._sshd)
             self._sshd = None
+
+    def _kill_all(self) -> bool:
+        """Whether there was nothing any more to be killed."""
+        living = self.processes()
+        for process in living:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not living
 
 
 @dataclass(frozen=True)
@@ -360,7 +385,10 @@ def _pid_space(pid: int) -> str:
     return str(Path(f"/proc/{pid}/ns/pid").readlink())
 
 
-def _pid_inside(pid: int) -> str:
-    """The number that a process has in its own namespace."""
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:")]
+def _pid_inside(pid: int) -> str | None:
+    """The number that a process has in its own namespace; None if it has just ended."""
+    try:
+        (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid:")]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     return line.split()[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.multihost.job import START_SECONDS
-from tests.multihost.rig import Ended, Rig
+from tests.multihost.rig import Ended, Rig, left_on
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -40,7 +40,7 @@ def followed(rig: Rig) -> Followed:
     for block in blocks():
         typed = re.sub("|".join(own), lambda name: own[name[0]], block)
         ended.append(rig.hosts[0].run("bash", "-euc", typed, cwd=here, timeout=START_SECONDS))
-    left = [" ".join(process.cmdline()) for host in rig.hosts for process in host.processes()]
+    left = left_on(rig.hosts)
     for host in rig.hosts:
         host.clear()
     return Followed(ended, shared, left)

@@ -13,7 +13,7 @@ from tests.multihost.table import FaultTable
 
 NOT_READY = 3
 PORT = 23456
-SECONDS = 90.0
+SECONDS = 120.0
 LISTEN = f"import socket, time; taken = socket.create_server(('', {PORT})); print('taken', flush=True); time.sleep(1000)"
 
 

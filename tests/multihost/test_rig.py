@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.multihost.rig import NVME, Host, Rig, eventually
+from tests.multihost.rig import NVME, Host, Rig, eventually, left_on
 
 
 def test_every_host_reaches_every_other_by_name(hosts: tuple[Host, ...]) -> None:
@@ -48,8 +48,9 @@ def test_disks_differ(hosts: tuple[Host, ...]) -> None:
 
 
 def test_a_process_is_found_on_its_host_only(hosts: tuple[Host, ...]) -> None:
-    assert not any(host.processes() for host in hosts)
+    assert not left_on(hosts)
     hosts[0].run("ssh", "host1", "setsid sleep 1001 >/dev/null 2>&1 </dev/null &")
+    eventually(lambda: left_on(hosts, within=0) == ["sleep 1001"], within=30, what="it sleeps")
     assert hosts[1].process("sleep 1001")
     assert not hosts[0].processes()
     hosts[1].clear()
@@ -57,7 +58,7 @@ def test_a_process_is_found_on_its_host_only(hosts: tuple[Host, ...]) -> None:
 
 
 def test_a_cut_link_loses_everything_until_it_is_mended(hosts: tuple[Host, ...]) -> None:
-    probe = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "host1", "true")
+    probe = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "host1", "true")
     hosts[1].cut()
     assert hosts[0].run(*probe).code == 255
     assert hosts[0].run(*probe[:-2], "host2", "true").code == 0
@@ -67,8 +68,12 @@ def test_a_cut_link_loses_everything_until_it_is_mended(hosts: tuple[Host, ...])
 
 def test_a_stopped_sshd_lets_nobody_in_and_keeps_who_is_in(rig: Rig, hosts: tuple[Host, ...]) -> None:
     inside = hosts[0].start("ssh", "host1", "sleep 1002", cwd=rig.shared, log=rig.shared / "inside.log")
-    while not any("sleep 1002" in " ".join(process.cmdline()) for process in hosts[1].processes()):
+
+    def is_inside() -> bool:
         assert inside.outer.poll() is None, inside.printed
+        return "sleep 1002" in left_on(hosts[1:2], within=0)
+
+    eventually(is_inside, within=60, what="somebody is inside")
     hosts[1].stop_sshd()
     assert "refused" in hosts[0].run("ssh", "-o", "BatchMode=yes", "host1", "true").stderr
     assert inside.outer.poll() is None

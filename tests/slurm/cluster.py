@@ -109,8 +109,9 @@ class SlurmCluster:
 
     def clear(self) -> None:
         """End every job, make every node fit for work, and end what was left."""
-        self.run("scancel", "--state=PENDING", "--user=root")
-        self.run("scancel", "--user=root")
+        for chosen in (("--state=PENDING",), ()):
+            # a job that ends by itself meanwhile is no fault
+            self.login.run("scancel", "--user=root", *chosen)
         for node in self.nodes:
             self.login.run("scontrol", "update", f"nodename={node.name}", "state=resume")
         self.wait_until_idle()
@@ -119,15 +120,16 @@ class SlurmCluster:
 
     def wait_until_idle(self) -> None:
         """Until no job is there and every node is free."""
-        eventually(self._is_idle, within=60, what=f"Slurm is idle\n{self.logs()}")
+        eventually(self._is_idle, within=120, what=f"Slurm is idle\n{self.logs()}")
 
     def logs(self) -> str:
         """The end of what the daemons said."""
         return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self._folder.glob("*.log")))
 
     def _is_idle(self) -> bool:
-        nodes = self.run("sinfo", "--noheader", "--Node", "--format=%T").split()
-        return set(nodes) == {"idle"} and not self.run("squeue", "--noheader")
+        nodes, jobs = self.login.run("sinfo", "--noheader", "--Node", "--format=%T"), self.login.run("squeue", "--noheader")
+        # the controller may not answer yet
+        return nodes.code == jobs.code == 0 and set(nodes.stdout.split()) == {"idle"} and not jobs.stdout
 
     def _prepare(self, host: Host) -> None:
         host.spaces.do("mount", "-t", "tmpfs", "slurm", "/etc/slurm")
@@ -136,7 +138,7 @@ class SlurmCluster:
         words = [f"--{name}-file={path}" for name, path in places.items() if name != "socket"]
         more = (f"--socket={places['socket']}", "--seed-file=/run/munge.seed", "--log-file=/run/munged.log")
         self._daemon(host, "munged", "--foreground", *words, *more)
-        eventually(host.path(Path("/run/munge.socket")).exists, within=20, what=f"munge answers on {host.name}")
+        eventually(host.path(Path("/run/munge.socket")).exists, within=60, what=f"munge answers on {host.name}")
 
     def _daemon(self, host: Host, program: str, *arguments: str) -> None:
         path = shutil.which(program, path=_PATH)

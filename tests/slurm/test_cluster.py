@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.multihost.rig import eventually
+from tests.multihost.rig import eventually, left_on
 from tests.slurm.cluster import SlurmCluster
 
 
@@ -15,6 +15,6 @@ def test_a_job_comes_back_after_its_requeue(slurm: SlurmCluster) -> None:
     script = slurm.shared / "job"
     script.write_text('#!/bin/sh\n[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeue $SLURM_JOB_ID; sleep 60; }\n')
     job = slurm.run("sbatch", "--parsable", "--nodes=2", f"--output={slurm.shared}/out", "--requeue", str(script)).strip()
-    eventually(lambda: slurm.state_of(job) == "COMPLETED", within=60, what=f"job {job} is completed")
+    eventually(lambda: slurm.state_of(job) == "COMPLETED", within=180, what=f"job {job} is completed")
     assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
-    assert not slurm.processes()
+    assert not left_on(slurm.nodes)

@@ -176,6 +176,7 @@ def test_a_rank_that_was_killed_is_explained_by_the_plan_alone(tmp_path: Path) -
     assert report(attempt, 0) is None
     found = report(attempt, 0, killed=True)
     assert found is not None
+    assert found.fixes
     assert all(fix.host_bytes < plan.memory.host[0].peak_bytes for fix in found.fixes)
     assert "killed before it could say what it had" in said(found)
 

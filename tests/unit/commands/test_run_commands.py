@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -64,25 +64,25 @@ class Controller:
         write_json(self._attempt.path / OUTCOME, {"status": status, "reason": "because", **more})
         self.enter(ControllerState.ended)
 
-    def obey(self) -> None:
-        """Wait for a request, save, and end."""
+    def obey(self, is_heard: Callable[[], bool] = lambda: True) -> None:
+        """Wait for a request, save until somebody has heard of it, and end."""
         while (asked := read_stop(self._attempt.path)) is None:
             time.sleep(0.05)
         self.asked.append(asked)
         self.enter(ControllerState.saving)
-        time.sleep(0.7)
+        deadline = time.monotonic() + 60
+        while not is_heard() and time.monotonic() < deadline:
+            time.sleep(0.05)
         self.progress.advance(Phase.end, step=5)
         self.end("interrupted", saved="/runs/x/checkpoints/global_step5")
 
 
 @contextmanager
 def meanwhile(act: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=act)
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(act)
         yield
-    finally:
-        thread.join()
+    acting.result()
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_logs_that_cannot_be_shown_are_refused(attempt: Attempt, changes: dict[s
 def test_stop_asks_waits_and_says_how_it_ended(attempt: Attempt, now: bool, asked: Stop) -> None:
     controller = Controller(attempt)
     echoed: list[str] = []
-    with meanwhile(controller.obey):
+    with meanwhile(lambda: controller.obey(lambda: any("saving" in line for line in echoed))):
         result = stop.run(config(now=now), attempt, echoed.append)
     assert controller.asked == [asked]
     assert result.exit_code == OK
@@ -239,7 +239,7 @@ def test_the_newest_attempt_of_the_run_that_is_named_is_meant(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     for number in (1, 2, 10):
         new_attempt(tmp_path / "runs" / "old", number)
-    time.sleep(0.01)
+    time.sleep(0.05)
     new_attempt(tmp_path / "runs" / "new")
     assert named_run.attempt_of(named_run.named_run(["runs/old"], [], config())).number == 10
     assert named_run.named_run([], ["run_dir=runs/old"], config(run_dir="runs/old")) == tmp_path / "runs" / "old"
@@ -249,7 +249,7 @@ def test_the_newest_attempt_of_the_run_that_is_named_is_meant(tmp_path: Path, mo
 def test_a_run_whose_job_still_waits_is_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     new_attempt(tmp_path / "runs" / "old")
-    time.sleep(0.01)
+    time.sleep(0.05)
     write_job(tmp_path / "runs" / "waiting", Job(job_id="7", script="job.sbatch", output="slurm-7.out", submitted=0.0))
     assert named_run.named_run([], [], config()) == tmp_path / "runs" / "waiting"
 

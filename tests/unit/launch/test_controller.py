@@ -10,11 +10,13 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,13 @@ import pytest
 
 from orchestrator.config.enums import LauncherBackend
 from orchestrator.control import Stop, read_controller, read_outcome, request_stop
+from orchestrator.launch import controller
 from orchestrator.launch.controller import Controller
+from orchestrator.launch.ending.hang import ProgressWatch
 from orchestrator.launch.ending.outcome import Outcome
 from orchestrator.launch.ending.status import Status, StoppedBy
 from orchestrator.launch.spec import LaunchSpec
+from orchestrator.launch.transport import LocalTransport
 from orchestrator.lease import Lease, LeaseWatch, Request
 from orchestrator.presence import RankRecord, write_rank
 
@@ -191,7 +196,7 @@ def test_when_one_host_fails_the_others_are_stopped(ssh: Path) -> None:
 
 def test_a_node_launcher_that_dies_quietly_fails_the_run(ssh: Path) -> None:
     """DeepSpeed's runner exits with 0 when its node launcher was killed, and the ranks live on."""
-    program = NODE_LAUNCHER + "import time; time.sleep(3)\nif rank == '0': child.wait()"
+    program = NODE_LAUNCHER + "if rank == '0': child.wait()"
     outcome, _ = run(ssh, spec_of(ssh, program, hosts=TWO))
     assert outcome.status is Status.failed
     assert "node-b" in outcome.reason
@@ -225,13 +230,13 @@ def test_an_agent_whose_controller_has_gone_ends_its_session(ssh: Path) -> None:
         f"Controller(Path({str(ssh)!r}), spec_of(Path({str(ssh)!r}), NODE_LAUNCHER + 'child.wait()', hosts=TWO),"
         " private={}, echo=print).run()"
     )
-    controller = psutil.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3])
+    killed = psutil.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3])
     while not all((ssh / name).exists() for name in ("rank0", "rank1")):
-        assert controller.poll() is None
+        assert killed.poll() is None
         time.sleep(0.05)
-    controller.kill()
-    controller.wait()
-    deadline = time.monotonic() + 30
+    killed.kill()
+    killed.wait()
+    deadline = time.monotonic() + 60
     while left_over(ssh):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -286,11 +291,13 @@ if rank is None:
     sys.exit(code % 256 if code else [child.wait() for child in ranks][0])
 rank = int(rank)
 write_rank(here, RankRecord(rank=rank, local_rank=rank % 2, host='short', pid=os.getpid()))
-watch, progress = LeaseWatch(here), ProgressWriter(here)
+watch = LeaseWatch(here)
+while len(list(here.glob('ranks/*.json'))) < 4:
+    time.sleep(0.05)
 if rank == 0:
-    progress.advance(Phase.train, step=7)
+    ProgressWriter(here).advance(Phase.train, step=7)
 """
-"""A node launcher with two ranks, which do what comes next."""
+"""A node launcher with two ranks, which do what comes next when all four are there."""
 
 
 def ranked(folder: Path, work: str, **changed: Any) -> LaunchSpec:
@@ -320,9 +327,10 @@ def test_ranks_that_are_asked_to_save_have_the_time_to(ssh: Path, number: signal
 
 def test_a_second_interrupt_does_not_wait_for_the_save(ssh: Path) -> None:
     def twice() -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        while LeaseWatch(ssh).look().request is not Request.save_and_stop:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
 
     when([ssh / "progress"], twice)
     outcome, _ = run(ssh, ranked(ssh, "time.sleep(600)"))
@@ -341,8 +349,6 @@ if rank == 3:
     time.sleep(3)
     print('the last words of rank 3', flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-while len(list(here.glob('ranks/*.json'))) < 4:
-    time.sleep(0.1)
 time.sleep(3)
 report = {'rank': rank, 'host': 'short', 'time': time.time() - 60,
           'error': 'RuntimeError: Connection closed by peer', 'traceback': 'RuntimeError: Connection closed by peer'}
@@ -360,12 +366,15 @@ time.sleep(600)
 
 def test_a_rank_that_vanishes_is_named_even_if_its_launcher_saw_another_first(ssh: Path) -> None:
     work = """
-time.sleep(2)
+time.sleep(3)
 if rank == 0:
     os.kill(os.getppid(), signal.SIGSTOP)  # its launcher looks only when the other has failed as well
+    (here / 'stopped').touch()
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == 1:
-    time.sleep(2)
+    while not (here / 'stopped').exists():
+        time.sleep(0.1)
+    time.sleep(1)
     text = 'RuntimeError: Connection reset by peer'
     report = {'rank': 1, 'host': 'short', 'time': time.time() - 5, 'error': text, 'traceback': text}
     (here / 'failure_rank_1.json').write_text(json.dumps(report))
@@ -413,12 +422,27 @@ elif rank == 2:
     asleep_for_ever()
 in_a_collective()
 """
-    outcome, _ = run(ssh, ranked(ssh, work, hang_timeout=4.0))
+    outcome, _ = run(ssh, ranked(ssh, work, hang_timeout=8.0))
     assert outcome.status is Status.hung
     assert "step 7" in outcome.reason
     assert "no stack of rank 3" in outcome.reason
     assert [group.ranks for group in outcome.stacks] == [(2,), (0, 1)]
     assert "rank 2 in asleep_for_ever" in outcome.reason
+
+
+def test_the_time_until_hosts_are_reached_is_no_silence_of_the_run(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class SlowTransport(LocalTransport):
+        def start(self, host: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            nonlocal now
+            now += 1000.0
+            return super().start(host, command)
+
+    monkeypatch.setattr(controller, "ProgressWatch", partial(ProgressWatch, clock=lambda: now))
+    spec = spec_of(attempt, f"import time; time.sleep(2)\n{RESULT}", hang_timeout=300.0)
+    outcome = Controller(attempt, spec, private={}, echo=print, transport=SlowTransport()).run()
+    assert outcome.status is Status.completed
 
 
 def test_ranks_of_an_attempt_whose_controller_died_end_before_the_next_starts(attempt: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,9 @@ import pytest
 
 from orchestrator.launch import processes
 from orchestrator.launch.command import LaunchCommand
-from orchestrator.launch.processes import Ended, Output, StopRequests, lines_of, meaning, open_log, supervise
+from orchestrator.launch.processes import Ended, Output, Session, StopRequests, lines_of, meaning, open_log, supervise
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def run(tmp_path: Path, program: str, *, stop_seconds: float = 10.0) -> tuple[Ended, list[str]]:
@@ -40,13 +43,14 @@ def left_over(tmp_path: Path) -> list[int]:
     return found
 
 
-def interrupt_when(path: Path, *, times: int = 1) -> None:
+def interrupt_when(*paths: Path) -> None:
+    """Ctrl-C as soon as a file is there, and again with the next."""
+
     def wait_and_interrupt() -> None:
-        while not path.exists():
-            time.sleep(0.02)
-        for _ in range(times):
+        for path in paths:
+            while not path.exists():
+                time.sleep(0.02)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
 
     threading.Thread(target=wait_and_interrupt, daemon=True).start()
 
@@ -69,6 +73,25 @@ def test_ranks_that_outlive_their_launcher_are_ended(tmp_path: Path) -> None:
     assert not left_over(tmp_path)
 
 
+def test_a_process_that_starts_while_others_are_killed_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Member(psutil.Popen):
+        def send_signal(self, number: int) -> None:
+            if number == signal.SIGKILL and len(there) == 1:
+                there.append(Member(SLEEPS))
+            if number != signal.SIGTERM:
+                super().send_signal(number)
+
+    there = [Member(SLEEPS)]
+    monkeypatch.setattr(Session, "members", lambda _: [member for member in there if member.poll() is None])
+    try:
+        Session(leader=there[0].pid, stop_seconds=0.1).clear()
+        assert [member.poll() for member in there] == [-signal.SIGKILL] * 2
+    finally:
+        for member in there:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
 def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     child = "import time; time.sleep(600)"
     program = (
@@ -84,16 +107,18 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "stop_seconds"), [(1, 1.0), (2, 600.0)], ids=["after stop_seconds", "at the second interrupt"]
+    ("files", "stop_seconds"),
+    [(("up",), 1.0), (("up", "asked"), 600.0)],
+    ids=["after stop_seconds", "at the second interrupt"],
 )
-def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, times: int, stop_seconds: float) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, files: tuple[str, ...], stop_seconds: float) -> None:
     program = (
         "import pathlib, signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: pathlib.Path('asked').touch())\n"
         "pathlib.Path('up').touch()\n"
         "time.sleep(600)"
     )
-    interrupt_when(tmp_path / "up", times=times)
+    interrupt_when(*(tmp_path / name for name in files))
     outcome, _ = run(tmp_path, program, stop_seconds=stop_seconds)
     assert outcome == Ended(exit_code=-signal.SIGKILL, interrupted=True)
     assert not left_over(tmp_path)

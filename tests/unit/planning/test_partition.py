@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations, combinations_with_replacement
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.config.enums import Family, PipelineSchedule
@@ -53,7 +53,6 @@ def test_a_vocabulary_that_outweighs_all_layers_leaves_one_at_each_end():
     assert counts(8, 4, "parameters", vocab_size=10**6) == (1, 3, 3, 1)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from([100, 32000, 200_000]))
 def test_by_parameters_is_as_balanced_as_can_be(num_layers, num_stages, vocab_size):
     if num_layers < num_stages:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.config.enums import (
@@ -322,7 +322,7 @@ HOSTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(random_configs(), HOSTS)
 def test_no_configuration_makes_the_plan_fail(config, hosts):
     plan = plan_of(config, hosts=hosts)

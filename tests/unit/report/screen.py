@@ -22,6 +22,7 @@ class Terminal:
         self.resize(columns, rows)
         self.file: TextIO = os.fdopen(os.dup(self._slave), "w", encoding="utf-8")
         self._written = b""
+        self._is_up = True
         self._reader = threading.Thread(target=self._read, daemon=True)
         if read:
             self._reader.start()
@@ -37,17 +38,19 @@ class Terminal:
 
     def hang_up(self) -> None:
         """Take the terminal away, as a window that is closed."""
+        self._is_up = False
         os.close(self._master)
 
     def end(self) -> str:
         """Close it; gives everything written."""
         self.file.close()
         os.close(self._slave)
-        self._reader.join(5)
+        self._reader.join(30)
         return self.written
 
     def _read(self) -> None:
-        while True:
+        # a closed descriptor may be another file by now
+        while self._is_up:
             try:
                 part = os.read(self._master, 65536)
             except OSError:

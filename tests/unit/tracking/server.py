@@ -80,11 +80,12 @@ def account(port: int) -> dict[str, str]:
     return {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
 
 
-def refusing() -> dict[str, str]:
-    """An account at a server that is not there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return account(probe.getsockname()[1])
+@contextmanager
+def refusing() -> Iterator[dict[str, str]]:
+    """An account at a server that is not there, nor anybody else at its port for the time of the context."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        yield account(place.getsockname()[1])
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def online(tmp_path_factory, no_account):
             attempt = new_attempt(folder / str(number), *options, f"tracking.shared={kind == 'shared'}")
             write_metrics(attempt, [train_entry(step, loss) for step, loss in enumerate(LOSSES, start=1)])
             servers[kind] = None if behaviour.get("queries", WORKS) is None else stack.enter_context(served(**behaviour))
-            account = refusing() if servers[kind] is None else servers[kind].environment
+            account = stack.enter_context(refusing()) if servers[kind] is None else servers[kind].environment
             for name, value in account.items():
                 no_account.setenv(name, value)
             recorders[kind] = recorder = Recorder(attempt)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,8 @@ from orchestrator.launch.preflight import probe
 from orchestrator.launch.preflight.fan_out import INJECTED_FACTS, ask_all, run, script
 from tests.fake_ssh import FakeSsh, running_children
 
+LONG = 10_000_000 + os.getpid()
+"""Seconds that a host sleeps of which nobody wants to hear: a number that no other process of this machine has."""
 REQUEST = {"seconds": 10, "search": [], "packages": [], "folders": {}, "files": {}, "token": None, "port": None}
 SCRIPT = script(probe, {**REQUEST, "extensions_dir": None, "operators": [], "tools": []})
 
@@ -38,12 +41,20 @@ def asked(hosts: list[str], *overrides: str) -> dict[str, str | None]:
 
 def left_behind(ssh: FakeSsh) -> list[str]:
     """Processes of the fake, and sleeps it started."""
-    return [
-        " ".join(process.info["cmdline"])
-        for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"]
-        and (str(ssh.folder) in " ".join(process.info["cmdline"]) or "86399" in process.info["cmdline"])
-    ]
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(ssh.folder) in line or str(LONG) in line]
+
+
+def nothing_is_left(ssh: FakeSsh) -> bool:
+    """What was killed takes a moment to go."""
+    return happens(lambda: not left_behind(ssh), within=10)
+
+
+def happens(what: Callable[[], bool], *, within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not (there := what()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return there
 
 
 def test_answers_come_in_the_order_of_the_hosts_and_this_machine_needs_no_ssh(ssh: FakeSsh) -> None:
@@ -101,32 +112,31 @@ def test_inside_of_a_slurm_job_hosts_are_asked_over_srun(script: str, field: str
 
 
 def test_a_silent_host_costs_its_time_and_no_process(ssh: FakeSsh) -> None:
-    ssh.host("far", delay=86399)
+    ssh.host("far", delay=LONG)
     ssh.host("near")
     said = asked(["far", "near"], "preflight.timeout=2")
     assert said["near"] == "near"
     assert "preflight.timeout=2 s" in str(said["far"])
-    assert left_behind(ssh) == []
+    assert nothing_is_left(ssh)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_user_who_has_enough_leaves_no_process(number: signal.Signals, ssh: FakeSsh) -> None:
     hosts = [f"far{index}" for index in range(8)]
     for host in hosts:
-        ssh.host(host, delay=86399)
+        ssh.host(host, delay=LONG)
 
-    def stop_when_they_run() -> None:
-        deadline = time.monotonic() + 30
-        while len(left_behind(ssh)) < 4 and time.monotonic() < deadline:
-            time.sleep(0.05)
+    def stop_when_they_run() -> bool:
+        they_run = happens(lambda: len(left_behind(ssh)) >= 4, within=60)
         os.kill(os.getpid(), number)
+        return they_run
 
-    stopper = threading.Thread(target=stop_when_they_run)
-    stopper.start()
-    with pytest.raises(KeyboardInterrupt):
-        asked(hosts, "preflight.parallel=4")
-    stopper.join()
-    assert left_behind(ssh) == []
+    with ThreadPoolExecutor(1) as threads:
+        stopper = threads.submit(stop_when_they_run)
+        with pytest.raises(KeyboardInterrupt):
+            asked(hosts, "preflight.parallel=4", "preflight.timeout=100")
+    assert stopper.result(), "it was stopped before there was anything to end"
+    assert nothing_is_left(ssh)
 
 
 def test_never_more_hosts_at_once_than_asked_for(ssh: FakeSsh) -> None:

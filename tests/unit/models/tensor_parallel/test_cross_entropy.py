@@ -49,7 +49,7 @@ def sample(num_tokens: int, vocab_size: int, padding: int = 0, *, seed: int = 0,
     return logits, labels.masked_fill(ignored, IGNORED)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_tokens=st.integers(0, 20),
     vocab_size=st.integers(1, 40),
