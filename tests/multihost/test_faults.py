@@ -12,9 +12,9 @@ from tests.multihost.rig import HOOKS, Host, Rig, eventually
 from tests.multihost.table import FaultTable
 
 FAILED, INTERRUPTED, KILLED = 4, 130, 137
-STOP_SECONDS = 90.0
+STOP_SECONDS = 45.0
 """SIGTERM at once, SIGKILL 10 s later, and this machine may be busy."""
-LEASE_SECONDS = 90.0
+LEASE_SECONDS = 60.0
 """30 s as promised, and a start's worth of load."""
 
 

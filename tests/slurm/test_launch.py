@@ -140,7 +140,7 @@ def test_before_its_time_limit_a_job_saves_and_goes_back_into_the_queue_until_it
     assert f"job {run.job_id} goes back into the queue" in run.output
     assert run.outcome(attempt=1)["stopped_by"] == "time_limit"
     run.slurm.run("scancel", run.job_id)
-    eventually(run.is_gone, within=90, what=f"nothing of the job is left\n{run.output}")
+    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
     assert run.state == "CANCELLED"
     assert run.outcome(attempt=2)["status"] == "interrupted"
 
@@ -155,7 +155,7 @@ def test_a_job_whose_node_fails_starts_over_and_is_stopped_with_a_checkpoint(run
     stopped = run.orchestrator("stop")
     assert stopped.code == 0, stopped.everything
     assert stopped.json["saved"].endswith(f"global_step{run.steps(attempt=2)[-1]}")
-    eventually(run.is_gone, within=90, what=f"nothing of the job is left\n{run.output}")
+    eventually(run.is_gone, within=45, what=f"nothing of the job is left\n{run.output}")
     assert run.state == "FAILED", "a run that was stopped is not requeued, and was not completed"
 
 
