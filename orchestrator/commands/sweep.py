@@ -23,7 +23,7 @@ from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, C
 from orchestrator.commands.sweep_places import LOCKS, settle_all
 from orchestrator.commands.sweep_task import STOPPED, PointNotFinishedError, PointTask
 from orchestrator.config.enums import Direction
-from orchestrator.config.load import CONFIG_NAME, combine_overrides, hydra_context, quoted
+from orchestrator.config.load import CONFIG_NAME, combine_overrides, hydra_context, quoted, shell_word
 from orchestrator.config.multirun import Multirun, load_multirun
 from orchestrator.control import Stop, request_stop
 from orchestrator.errors import ConfigurationError
@@ -201,7 +201,7 @@ def _report(
     parts = sweep_report(sweep.sweep_dir, points, best, direction.value)
     parts += [message] if message else []
     if code in (INTERRUPTED, RUN_FAILED):
-        parts.append(f"to go on: orchestrator launch -m sweep.resume=true hydra.sweep.dir={sweep.sweep_dir}")
+        parts.append(f"to go on: orchestrator launch -m sweep.resume=true {shell_word('hydra.sweep.dir', sweep.sweep_dir)}")
     return CommandResult(exit_code=code, payload=payload, text=parts)
 
 
@@ -249,6 +249,11 @@ def _word_findings(multirun: Multirun) -> Iterator[Finding]:
     for field, fix in _NOT_WITH_SWEEPS.items():
         if field in multirun.given:
             yield error("sweep-option", field, "it is an option of one run, and -m makes many", fix)
+    if multirun.sweeper == "basic":
+        for override in multirun.words:
+            if override.is_interval_sweep():
+                fix = "give values (a list, or range(...)), or let Optuna choose them: sweep=optuna"
+                yield error("sweep-interval", override.key_or_group, f"{override.input_line!r} has no end of values", fix)
 
 
 def _directory_findings(multirun: Multirun, recorded: Sweep | None) -> Iterator[Finding]:

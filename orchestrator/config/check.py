@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -36,7 +36,7 @@ def check_overrides(overrides: Sequence[str], loader: ConfigLoader, *, sweep: bo
     Checks the grammar, the groups and their options, and the dotted keys; the values are checked once composed.
     ``sweep`` allows several values for one key.
     """
-    parser = OverridesParser.create()
+    parser = OverridesParser.create(config_loader=loader)
     usable: list[str] = []
     findings: list[Finding] = []
     for text in overrides:
@@ -79,6 +79,10 @@ def _override_findings(override: Override, loader: ConfigLoader, *, sweep: bool)
             f"{override.input_line!r} gives several values",
             "add -m to launch for a sweep, or quote one value: key='a,b'",
         )
+    elif override.is_discrete_sweep() and next(override.sweep_iterator(), None) is None:
+        # Hydra would make a sweep without points of it
+        fix = "give values: key=1,2 or key=range(1,5); glob(*) is for the options of a group"
+        yield error("sweep-value", key, f"{override.input_line!r} gives no value", fix)
     elif key == "hydra" or key.startswith(("hydra.", "hydra/")):
         return
     elif key in _groups(loader):
@@ -116,6 +120,10 @@ def _group_findings(override: Override, loader: ConfigLoader) -> Iterable[Findin
         chosen = [choice for choice in chosen if choice is not None]
     for choice in ("null" if choice is None else str(choice) for choice in chosen):
         if choice not in options:
+            if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+                message = f"{override.input_line!r} takes {choice}, which is a part of others"
+                yield error("unknown-option", group, message, f"leave such parts out: {group}=glob(*,exclude=_*)")
+                return
             yield error(
                 "unknown-option",
                 group,

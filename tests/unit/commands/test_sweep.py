@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import sweep_places
+from orchestrator.commands import sweep, sweep_places
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.locks import locked
@@ -94,6 +94,12 @@ def test_an_interruption_ends_the_sweep_and_is_recorded(tmp_path: Path, runs: Ru
     assert (result.exit_code, statuses(result)) == (130, ["finished", "interrupted"])
 
 
+def test_a_glob_makes_a_point_of_every_option_of_a_group(tmp_path: Path, runs: Runs) -> None:
+    result = swept(tmp_path / "sweep", *SMOKE, "zero=glob(*,exclude=[stage2,stage3])")
+    assert [point["overrides"][-1] for point in result.payload["points"]] == ["zero=stage0", "zero=stage1"]
+    assert len(runs.started) == 2
+
+
 def test_the_same_configuration_twice_is_run_once(tmp_path: Path, runs: Runs) -> None:
     runs.behaviour = lambda _config: "failed"
     result = swept(tmp_path / "sweep", *SMOKE, "training.max_steps=5,5", "hydra.sweeper.max_batch_size=1")
@@ -162,16 +168,30 @@ def test_a_bug_in_one_point_is_the_end_of_that_point_only(tmp_path: Path, runs: 
         (("hydra/sweeper=optuna", "sweep.direction=maximize"), "hydra.sweeper.direction"),
         (("hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///x.db"), "hydra.sweeper.study_name"),
         (("hydra/sweeper=nevergrad",), "config"),
+        (("zero=glob(stage9*)",), "zero"),
+        (("model=glob(*)",), "model"),
+        (("seed=range(5,1)",), "seed"),
+        (("optimizer.lr=interval(0.1,0.2)",), "optimizer.lr"),
+        (("hydra.sweep.dir=${nowhere}",), "config"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused_and_leaves_nothing(
     tmp_path: Path, runs: Runs, words: tuple[str, ...], field: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        swept(tmp_path / "sweep", *SMOKE, *words)
+        sweep.prepare([f"hydra.sweep.dir={tmp_path / 'sweep'}", *SMOKE, *words], config_dir=None)
     assert field in [finding.field for finding in refused.value.findings]
     assert not runs.started
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("params", ["{optimizer.lrr: '0.1,0.2'}", "{zero: 'stage1,stage9'}", "{seed: 'choice(1'}"])
+def test_what_a_file_has_swept_is_checked_like_words(tmp_path: Path, params: str) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "own.yaml").write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {params}}}}}\n")
+    with pytest.raises(ConfigurationError) as refused:
+        sweep.prepare([f"hydra.sweep.dir={tmp_path / 'new'}", *SMOKE, "sweep=own"], config_dir=tmp_path)
+    assert refused.value.findings[0].field in params
 
 
 def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from omegaconf import OmegaConf
 
 from orchestrator.config.check import check_values
 from orchestrator.config.enums import Precision
-from orchestrator.config.load import combine_overrides, load_config, quoted
+from orchestrator.config.load import combine_overrides, load_config, quoted, shell_word
 from orchestrator.config.multirun import load_multirun
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -116,6 +118,7 @@ def test_overrides_given_again_replace_the_recorded_ones() -> None:
 )
 def test_a_quoted_value_arrives_as_it_is(value: str) -> None:
     assert load_config([f"data.cache_dir={quoted(value)}"]).data.cache_dir == value
+    assert load_config(shlex.split(shell_word("data.cache_dir", Path(value)))).data.cache_dir == value
 
 
 @pytest.mark.parametrize(
