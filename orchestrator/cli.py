@@ -57,7 +57,7 @@ from orchestrator.run_dir import Attempt, recorded_words
 
 _HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 _HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
-_HYDRA_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p"}
+_HYDRA_FLAGS_VALUES = {"--cfg": "", "-c": "", "--package": "", "-p": "", "--info": "all", "-i": "all"}
 _WIDTH_OFF_TERMINAL = 160
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Words to names and overrides."""
@@ -157,7 +157,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
         if name in ("--config-dir", "-cd"):
             config_dir = Path(value or next(remaining, "") or "(none given)")
         elif name in _HYDRA_FLAGS:
-            flags += [word, next(remaining, "")] if name in _HYDRA_FLAGS_WITH_VALUE and not value else [word]
+            without = _HYDRA_FLAGS_VALUES.get(name)
+            flags += [word] if value or without is None else [word, next(remaining, without)]
         elif word.startswith("-") and word not in ("--help", "-h", "--multirun", "-m"):
             findings.append(
                 error("unknown-flag", word, f"there is no flag {word}", "orchestrator launch --help lists what there is")

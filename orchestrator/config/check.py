@@ -27,6 +27,8 @@ LARGEST_INTEGER = 2**53
 """Far above any size there is, and exact as a float."""
 LARGEST_NUMBER = 1e30
 """Refuses infinity and, as no comparison with it is true, not-a-number."""
+LONGEST_PROJECT, LONGEST_TAG = 128, 64
+"""Characters that W&B takes (0.31)."""
 _ENVIRONMENT = "launcher.environment"
 
 
@@ -148,6 +150,18 @@ def _name_findings(config: RunConfig) -> Iterable[Finding]:
     for field, name in (("model.name", config.model.name), ("cluster.name", config.cluster.name)):
         if not re.fullmatch(r"[\w.+-]+", name) or name in (".", ".."):
             yield error("name", field, f"{name!r} is not a name", "use letters, digits, and . _ + -")
+    yield from _wandb_findings(config)
+
+
+def _wandb_findings(config: RunConfig) -> Iterable[Finding]:
+    """What W&B refuses when it opens its run, which then would not be recorded at all."""
+    project = config.tracking.project
+    if re.search(r"[/\\#?%:]", project) or len(project) > LONGEST_PROJECT:
+        message = f"{project!r} is no name of a W&B project"
+        yield error("name", "tracking.project", message, f"use at most {LONGEST_PROJECT} characters, and none of / \\ # ? % :")
+    for tag in config.tracking.tags:
+        if len(tag) > LONGEST_TAG:
+            yield error("name", "tracking.tags", f"{tag!r} is no tag for W&B", f"use at most {LONGEST_TAG} characters")
 
 
 def _groups(loader: ConfigLoader) -> list[str]:

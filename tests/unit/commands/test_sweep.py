@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import sweep_point
 from orchestrator.commands import sweep, sweep_places
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -74,6 +75,19 @@ def test_a_point_that_ended_unrecorded_is_not_run_again(tmp_path: Path, runs: Ru
     record.write_text(record.read_text().replace('"finished"', '"running"'))
     result = swept(tmp_path / "sweep", *RESUME)
     assert (len(runs.started), statuses(result)) == (2, ["finished", "finished"])
+
+
+def test_a_project_that_was_moved_still_has_its_points(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old" / "conf").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "old")
+    swept(Path("sweep"), *SMOKE, "data.cache_dir=cache", "seed=1,2", config_dir=Path("conf"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="old/conf, which is no longer there"):
+        swept(Path("sweep"), *RESUME)
+    result = swept(Path("sweep"), *RESUME, config_dir=Path("conf"))
+    assert (result.exit_code, statuses(result), len(runs.started)) == (0, ["finished", "finished"], 2)
+    assert {config.data.cache_dir for config in runs.started} == {str(tmp_path / "old" / "cache")}
 
 
 def test_other_words_make_further_points_and_overwrite_none(tmp_path: Path, runs: Runs) -> None:
@@ -199,6 +213,34 @@ def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path
     with pytest.raises(ConfigurationError) as refused:
         swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
     assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
+
+
+def test_two_sweeps_started_at_once_do_not_share_a_directory(tmp_path: Path, runs: Runs) -> None:
+    """As two of a shell's loop, whose default directories are named by the second."""
+    words = (f"hydra.sweep.dir={tmp_path / 'sweep'}", *SMOKE)
+    first, second = (sweep.prepare([*words, f"seed={seed}"], config_dir=None) for seed in "12")
+    with locked(tmp_path / "sweep" / ".locks" / "sweep"), pytest.raises(ConfigurationError, match="a sweep is running"):
+        sweep.run(first, print)
+    assert sweep.run(first, print).exit_code == 0
+    with pytest.raises(ConfigurationError, match="already holds a sweep"):
+        sweep.run(second, print)
+    assert [config.seed for config in runs.started] == [1]
+
+
+def test_a_full_disk_is_said_and_the_sweep_goes_on_later(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = sweep_point.write_json
+
+    def write(path: Path, value: object) -> None:
+        if len(runs.started) == 2:
+            raise OSError(28, "No space left on device")
+        written(path, value)
+
+    with monkeypatch.context() as full:
+        full.setattr(sweep_point, "write_json", write)
+        result = swept(tmp_path / "sweep", *SMOKE, "seed=1,2")
+    assert (result.exit_code, statuses(result)) == (4, ["finished", "running"])
+    assert "No space left" in result.payload["message"]
+    assert (swept(tmp_path / "sweep", *RESUME).exit_code, len(runs.started)) == (0, 2)
 
 
 def test_a_directory_with_a_sweep_is_not_used_for_another(tmp_path: Path, runs: Runs) -> None:

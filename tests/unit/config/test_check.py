@@ -138,5 +138,13 @@ def test_a_secret_is_refused_and_not_repeated(override: str, check: Callable[[li
     assert "hush" not in str(finding)
 
 
+def test_what_wandb_would_refuse_at_the_start_of_a_run_is_refused_before() -> None:
+    assert problems(tracking__project="team/books", tracking__tags=["x" * 65, "fine, this"]) == {
+        "tracking.project": "'team/books' is no name of a W&B project",
+        "tracking.tags": f"{'x' * 65!r} is no tag for W&B",
+    }
+    assert not problems(tracking__project="books of 2026", tracking__tags=["é" * 64])
+
+
 def test_a_secret_in_a_file_is_refused_as_well() -> None:
     assert problems(launcher__environment={"WANDB_API_KEY": "hush"}).keys() == {"launcher.environment.WANDB_API_KEY"}

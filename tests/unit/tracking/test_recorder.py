@@ -6,6 +6,7 @@ import json
 import os
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,7 @@ def online(tmp_path_factory, no_account):
             no_account.delenv(name)
         for recorder in recorders.values():
             recorder.finish(metric=2.0)
+            assert not Path(recorder.tracker._temporary).exists(), "nothing stays in /tmp, whatever the server does"
     return recorders, servers
 
 
@@ -136,6 +138,7 @@ def sweep_point(tmp_path_factory, no_account):  # noqa: ARG001
     first.start()
     await_(lambda: (first.attempt.path / "wandb.json").exists())
     first.lose_rank()
+    assert not Path(first.tracker._temporary).exists()
     second = Recorder(new_attempt(run_dir, *options))
     second.start()
     write_metrics(second.attempt, [train_entry(5, 3.0), evaluate_entry(6, 2.5), {**train_entry(7, 2.5), "mfu": 0.25}])
