@@ -114,10 +114,16 @@ def run(sweep: PreparedSweep, say: Callable[[str], None]) -> CommandResult:
     """Run every point that has no result yet, and report on all.
 
     Raises:
-        ConfigurationError: another sweep has taken the directory since this one was prepared.
+        ConfigurationError: the directory cannot be made, or another sweep has taken it since this one was prepared.
     """
     multirun, sweep_dir = sweep.multirun, sweep.sweep_dir
     started = time.time()
+    try:
+        (sweep_dir / LOCKS).mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        message = f"{sweep_dir} cannot be made: {problem.strerror}"
+        fix = "choose a folder that can be written to"
+        raise ConfigurationError([error("sweep-directory", "hydra.sweep.dir", message, fix)]) from None
     with locked_at_once(sweep_dir / LOCKS / "sweep") as is_alone:
         if not is_alone or (_recorded(sweep_dir) is not None and not multirun.options.resume):
             raise ConfigurationError([_holds_one(sweep_dir) if is_alone else _is_running(sweep_dir)])

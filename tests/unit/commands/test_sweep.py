@@ -210,9 +210,10 @@ def test_what_a_file_has_swept_is_checked_like_words(tmp_path: Path, params: str
 
 def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError) as refused:
-        swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
-    assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
+    for parent in (tmp_path / "file", Path("/proc")):
+        with pytest.raises(ConfigurationError) as refused:
+            swept(parent / "sweep", *SMOKE, "seed=1,2")
+        assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
 
 
 def test_two_sweeps_started_at_once_do_not_share_a_directory(tmp_path: Path, runs: Runs) -> None:
