@@ -121,9 +121,9 @@ def run(sweep: PreparedSweep, say: Callable[[str], None]) -> CommandResult:
     try:
         (sweep_dir / LOCKS).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        message = f"{sweep_dir} cannot be made: {problem.strerror}"
+        told = f"{sweep_dir} cannot be made: {problem.strerror}"
         fix = "choose a folder that can be written to"
-        raise ConfigurationError([error("sweep-directory", "hydra.sweep.dir", message, fix)]) from None
+        raise ConfigurationError([error("sweep-directory", "hydra.sweep.dir", told, fix)]) from None
     with locked_at_once(sweep_dir / LOCKS / "sweep") as is_alone:
         if not is_alone or (_recorded(sweep_dir) is not None and not multirun.options.resume):
             raise ConfigurationError([_holds_one(sweep_dir) if is_alone else _is_running(sweep_dir)])

@@ -117,7 +117,7 @@ class _WithoutObjective(JobReturn):
     """Raises as Hydra's does, but not with a line on standard error: the point has said how it ended."""
 
     @property
-    def return_value(self) -> Any:
+    def return_value(self) -> Any:  # type: ignore[misc]  # nobody sets it
         """Never there."""
         raise self._return_value
 
