@@ -116,8 +116,8 @@ class _RecordingLauncher(Launcher):
 class _WithoutObjective(JobReturn):
     """Raises as Hydra's does, but not with a line on standard error: the point has said how it ended."""
 
-    @property
-    def return_value(self) -> Any:  # type: ignore[misc]  # nobody sets it
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
         """Never there."""
         raise self._return_value
 
