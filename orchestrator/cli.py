@@ -90,6 +90,7 @@ def wants_json(words: Sequence[str]) -> bool:
 
 def main() -> None:
     """Entry point of the ``orchestrator`` console script."""
+    text.escape_what_cannot_be_shown()
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def read_sweep(sweep_dir: Path) -> Sweep | None:
         return None
     try:
         entry = read_json(sweep_dir / SWEEP)
-        return Sweep(**{**entry, "overrides": tuple(entry["overrides"])})
+        return Sweep(**{**_known(Sweep, entry), "overrides": tuple(entry["overrides"])})
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{sweep_dir / SWEEP} is damaged: {problem}") from None
 
@@ -139,7 +139,8 @@ def read_point(run_dir: Path) -> SweepPoint | None:
         return None
     try:
         entry = read_json(run_dir / POINT)
-        return SweepPoint(**{**entry, "overrides": tuple(entry["overrides"]), "status": PointStatus(entry["status"])})
+        known = _known(SweepPoint, entry)
+        return SweepPoint(**{**known, "overrides": tuple(entry["overrides"]), "status": PointStatus(entry["status"])})
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(f"{run_dir / POINT} is damaged: {problem}") from None
 
@@ -160,6 +161,11 @@ def config_hash(config: Mapping[str, Any]) -> str:
     kept = _without(config, (*OF_ONE_START, *_HOW_IT_IS_STARTED))
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _known(record: type[Sweep | SweepPoint], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record without those that another version has added."""
+    return {field.name: entry[field.name] for field in fields(record) if field.name in entry}
 
 
 def _without(config: Mapping[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.commands.planned import hosts_of
 from orchestrator.config.enums import AttentionImplementation
-from orchestrator.config.load import run_config_from_dict
+from orchestrator.config.load import run_config_from_dict, shell_word
 from orchestrator.config.schema import RunConfig
 from orchestrator.deepspeed_config.settings import resolve_settings
 from orchestrator.errors import ConfigurationError
@@ -86,7 +86,7 @@ def read_run(path: Path) -> FinishedRun:
         raise _refused(f"{path} holds no run", "name the directories of finished runs: orchestrator calibrate RUN...")
     attempt = newest_finished(path)
     if attempt is None:
-        fix = f"let it end: orchestrator launch run_dir={path} checkpoint.resume=true, or leave it out"
+        fix = f"let it end: orchestrator launch {shell_word('run_dir', path)} checkpoint.resume=true, or leave it out"
         raise _refused(f"{path}: no attempt has ended well yet", fix)
     try:
         return _finished_run(path, attempt)

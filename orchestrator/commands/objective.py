@@ -42,14 +42,17 @@ def objective(run_dir: Path, metric: str | None) -> tuple[str, float]:
 
 
 def logged_values(run_dir: Path) -> dict[str, float]:
-    """Every number that a run has as its metric: the last of each name, the newest attempt's result on top."""
+    """Every number that a run has as its metric: the last of each name, the newest attempt's result on top.
+
+    NaN is what was logged last without being finite: an earlier number would hide that the run has diverged.
+    """
     values: dict[str, float] = {}
     attempts = sorted(
         (path for path in (run_dir / "attempts").glob("*") if path.name.isdigit()), key=lambda path: int(path.name)
     )
     for attempt in attempts:
         for entry in _entries(attempt / METRICS):
-            values |= _numbers(entry)
+            values |= _not_finite(entry) | _numbers(entry)
     for attempt in attempts:
         if (attempt / RESULT).exists():
             values |= _numbers(read_json(attempt / RESULT))
@@ -67,6 +70,11 @@ def _entries(path: Path) -> list[Mapping[str, Any]]:
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
+
+
+def _not_finite(entry: Mapping[str, Any]) -> dict[str, float]:
+    """What an entry has as null, as JSON knows no NaN; not of a step that was skipped, whose overflow a smaller scale mends."""
+    return {} if entry.get("skipped") else {name: math.nan for name, value in entry.items() if value is None}
 
 
 def _numbers(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -104,7 +105,8 @@ def _written_csv(table: ResultsTable, path: Path) -> Path:
     writer.writerow((*table.columns, "metric_name"))
     for row in table.rows:
         values = [*table.entry(row).values(), row.metric_name]
-        writer.writerow("" if value is None else value for value in values)
+        # lists as JSON, which every reader of tables can take apart again
+        writer.writerow("" if value is None else json.dumps(value) if isinstance(value, list) else value for value in values)
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "Is a directory")

@@ -10,6 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from orchestrator.commands.result import OK, RUN_FAILED, CommandResult
+from orchestrator.config.load import shell_word
 from orchestrator.config.schema import RunConfig
 from orchestrator.control import Stop, read_outcome, read_stop, request_stop
 from orchestrator.errors import ConfigurationError
@@ -98,7 +99,7 @@ def _result(attempt: Attempt, state: State, reason: str | None, *, already: bool
         lines = [f"{'it had ended before' if already else 'ended'}: {state.value}; {reason}"]
     if saved is not None:
         lines.append(f"checkpoint: {saved}")
-        lines.append(f"go on with: orchestrator launch run_dir={attempt.run_dir} checkpoint.resume=true")
+        lines.append(f"go on with: orchestrator launch {shell_word('run_dir', attempt.run_dir)} checkpoint.resume=true")
     style = "bold red" if state.is_bad else "bold"
     text = [Text(lines[0], style=style), *(Text(line) for line in lines[1:])]
     return CommandResult(exit_code=RUN_FAILED if state.is_bad else OK, payload=payload, text=text)

@@ -23,12 +23,12 @@ from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, RUN_FAILED, C
 from orchestrator.commands.sweep_places import LOCKS, settle_all
 from orchestrator.commands.sweep_task import STOPPED, PointNotFinishedError, PointTask
 from orchestrator.config.enums import Direction
-from orchestrator.config.load import CONFIG_NAME, combine_overrides, hydra_context, quoted
+from orchestrator.config.load import CONFIG_NAME, combine_overrides, hydra_context, quoted, shell_word
 from orchestrator.config.multirun import Multirun, load_multirun
 from orchestrator.control import Stop, request_stop
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
-from orchestrator.launch.locks import is_locked, locked
+from orchestrator.launch.locks import is_locked, locked_at_once
 from orchestrator.report.sweep import sweep_report
 from orchestrator.run_dir import newest_started, require_usable
 from orchestrator.sweep_point import PointStatus, Sweep, SweepPoint, read_points, read_sweep
@@ -87,11 +87,11 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
         recorded = _recorded(sweep_dir)
     if recorded is not None:
         overrides = (*combine_overrides(recorded.overrides, given), f"hydra.sweep.dir={quoted(str(sweep_dir))}")
-        config_dir = config_dir or (Path(recorded.config_dir) if recorded.config_dir else None)
-        directory = recorded.working_directory
-        with suppress(FileNotFoundError):
-            # relative paths among the recorded words begin there
-            os.chdir(directory)
+        config_dir = config_dir.absolute() if config_dir else _recorded_config_dir(recorded)
+        with suppress(OSError):
+            # relative paths among the recorded words begin there; who has moved it all stands where they begin now
+            os.chdir(recorded.working_directory)
+        directory = str(Path.cwd())
     multirun = load_multirun(overrides, config_dir=config_dir)
     recorded = recorded or _recorded(multirun.sweep_dir)
     findings = [*_word_findings(multirun), *_directory_findings(multirun, recorded), *_optuna_findings(multirun)]
@@ -111,10 +111,22 @@ def prepare(given: Sequence[str], *, config_dir: Path | None) -> PreparedSweep:
 
 
 def run(sweep: PreparedSweep, say: Callable[[str], None]) -> CommandResult:
-    """Run every point that has no result yet, and report on all."""
+    """Run every point that has no result yet, and report on all.
+
+    Raises:
+        ConfigurationError: the directory cannot be made, or another sweep has taken it since this one was prepared.
+    """
     multirun, sweep_dir = sweep.multirun, sweep.sweep_dir
     started = time.time()
-    with locked(sweep_dir / LOCKS / "sweep"):
+    try:
+        (sweep_dir / LOCKS).mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        told = f"{sweep_dir} cannot be made: {problem.strerror}"
+        fix = "choose a folder that can be written to"
+        raise ConfigurationError([error("sweep-directory", "hydra.sweep.dir", told, fix)]) from None
+    with locked_at_once(sweep_dir / LOCKS / "sweep") as is_alone:
+        if not is_alone or (_recorded(sweep_dir) is not None and not multirun.options.resume):
+            raise ConfigurationError([_holds_one(sweep_dir) if is_alone else _is_running(sweep_dir)])
         (sweep_dir / STOPPED).unlink(missing_ok=True)
         metric = multirun.options.metric
         _record(sweep, started)
@@ -131,7 +143,11 @@ def run(sweep: PreparedSweep, say: Callable[[str], None]) -> CommandResult:
         )
         say(f"sweep: {sweep_dir}")
         interrupted, message = _swept(sweep, task)
-        settle_all(sweep_dir, metric)
+        try:
+            settle_all(sweep_dir, metric)
+        except OSError as problem:
+            # a full disk: every record is still as it was
+            message = message or f"{type(problem).__name__}: {problem}"
         points = read_points(sweep_dir)
     return _report(sweep, points, interrupted=interrupted, message=message)
 
@@ -184,7 +200,8 @@ def _report(
     sweep: PreparedSweep, points: Mapping[Path, SweepPoint], *, interrupted: bool, message: str | None
 ) -> CommandResult:
     statuses = {point.status for point in points.values()}
-    failed = PointStatus.failed in statuses or PointStatus.interrupted in statuses
+    # a sweep that has ended before its time with points has not been refused
+    failed = bool({PointStatus.failed, PointStatus.interrupted} & statuses or (message and points))
     code = INTERRUPTED if interrupted else RUN_FAILED if failed else REFUSED if message else OK
     direction = sweep.multirun.options.direction
     best = _best(list(points.values()), direction)
@@ -201,7 +218,7 @@ def _report(
     parts = sweep_report(sweep.sweep_dir, points, best, direction.value)
     parts += [message] if message else []
     if code in (INTERRUPTED, RUN_FAILED):
-        parts.append(f"to go on: orchestrator launch -m sweep.resume=true hydra.sweep.dir={sweep.sweep_dir}")
+        parts.append(f"to go on: orchestrator launch -m sweep.resume=true {shell_word('hydra.sweep.dir', sweep.sweep_dir)}")
     return CommandResult(exit_code=code, payload=payload, text=parts)
 
 
@@ -243,24 +260,46 @@ def _recorded(sweep_dir: Path) -> Sweep | None:
         raise ConfigurationError([finding]) from None
 
 
+def _recorded_config_dir(recorded: Sweep) -> Path | None:
+    folder = None if recorded.config_dir is None else Path(recorded.config_dir)
+    if folder is not None and not folder.is_dir():
+        message = f"the sweep was started with {folder}, which is no longer there"
+        raise ConfigurationError([error("config-dir", "--config-dir", message, "say where it is: --config-dir DIR")])
+    return folder
+
+
 def _word_findings(multirun: Multirun) -> Iterator[Finding]:
     if "deepspeed_json" in multirun.given:
         yield deepspeed_json.not_launched()
     for field, fix in _NOT_WITH_SWEEPS.items():
         if field in multirun.given:
             yield error("sweep-option", field, "it is an option of one run, and -m makes many", fix)
+    if multirun.sweeper == "basic":
+        for override in multirun.words:
+            if override.is_interval_sweep():
+                fix = "give values (a list, or range(...)), or let Optuna choose them: sweep=optuna"
+                yield error("sweep-interval", override.key_or_group, f"{override.input_line!r} has no end of values", fix)
 
 
 def _directory_findings(multirun: Multirun, recorded: Sweep | None) -> Iterator[Finding]:
-    field = "hydra.sweep.dir"
     if is_locked(multirun.sweep_dir / LOCKS / "sweep"):
-        yield error("sweep-directory", field, f"a sweep is running in {multirun.sweep_dir}", "wait for it, or stop it")
+        yield _is_running(multirun.sweep_dir)
     elif multirun.options.resume and recorded is None:
         message = f"{multirun.sweep_dir} holds no sweep to go on with"
-        yield error("sweep-directory", field, message, "name the directory of the sweep, or leave sweep.resume out")
+        fix = "name the directory of the sweep, or leave sweep.resume out"
+        yield error("sweep-directory", "hydra.sweep.dir", message, fix)
     elif recorded is not None and not multirun.options.resume:
-        message = f"{multirun.sweep_dir} already holds a sweep"
-        yield error("sweep-directory", field, message, "go on with it: sweep.resume=true, or choose another directory")
+        yield _holds_one(multirun.sweep_dir)
+
+
+def _is_running(sweep_dir: Path) -> Finding:
+    message = f"a sweep is running in {sweep_dir}"
+    return error("sweep-directory", "hydra.sweep.dir", message, "wait for it, stop it, or choose another directory")
+
+
+def _holds_one(sweep_dir: Path) -> Finding:
+    fix = "go on with it: sweep.resume=true, or choose another directory"
+    return error("sweep-directory", "hydra.sweep.dir", f"{sweep_dir} already holds a sweep", fix)
 
 
 def _optuna_findings(multirun: Multirun) -> Iterator[Finding]:

@@ -103,13 +103,23 @@ class _RecordingLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """As Hydra's."""
-        returns = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
-        for trial, returned in zip(self._sweeper.trials, returns, strict=True):
+        returns = [*self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)]
+        for place, (trial, returned) in enumerate(zip(self._sweeper.trials, returns, strict=True)):
             problem = returned._return_value if returned.status is JobStatus.FAILED else None
             if isinstance(problem, PointNotFinishedError):
                 for name, value in ((STATUS, problem.status), (REASON, problem.reason), (POINT, problem.directory)):
                     trial.set_user_attr(name, value)
+                returns[place] = _WithoutObjective(**vars(returned))
         return returns
+
+
+class _WithoutObjective(JobReturn):
+    """Raises as Hydra's does, but not with a line on standard error: the point has said how it ended."""
+
+    @property  # type: ignore[misc]
+    def return_value(self) -> Any:
+        """Never there."""
+        raise self._return_value
 
 
 def _is_done(trial: optuna.trial.FrozenTrial) -> bool:

@@ -96,7 +96,8 @@ class PointTask:
         overrides = tuple(word for word in hydra.overrides.task if word.split("=")[0] not in _OF_NO_POINT)
         config, refusal = _configuration(composed)
         values = resolve(composed)[0] if config is None else asdict(with_absolute_paths(config))
-        identity = config_hash(values)
+        # paths as they were given: a project that was moved still has its points
+        identity = config_hash(values if config is None else asdict(config))
         with locked(lock_of(self.sweep_dir, identity)):
             with locked(self.sweep_dir / LOCKS / "places"):
                 directory, number, earlier = place_of(self.sweep_dir, identity, hydra.job.num, reserved)

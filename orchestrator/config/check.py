@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,6 +27,8 @@ LARGEST_INTEGER = 2**53
 """Far above any size there is, and exact as a float."""
 LARGEST_NUMBER = 1e30
 """Refuses infinity and, as no comparison with it is true, not-a-number."""
+LONGEST_PROJECT, LONGEST_TAG = 128, 64
+"""Characters that W&B takes (0.31)."""
 _ENVIRONMENT = "launcher.environment"
 
 
@@ -36,7 +38,7 @@ def check_overrides(overrides: Sequence[str], loader: ConfigLoader, *, sweep: bo
     Checks the grammar, the groups and their options, and the dotted keys; the values are checked once composed.
     ``sweep`` allows several values for one key.
     """
-    parser = OverridesParser.create()
+    parser = OverridesParser.create(config_loader=loader)
     usable: list[str] = []
     findings: list[Finding] = []
     for text in overrides:
@@ -80,6 +82,10 @@ def _override_findings(override: Override, loader: ConfigLoader, *, sweep: bool)
             f"{override.input_line!r} gives several values",
             "add -m to launch for a sweep, or quote one value: key='a,b'",
         )
+    elif override.is_discrete_sweep() and next(override.sweep_iterator(), None) is None:
+        # Hydra would make a sweep without points of it
+        fix = "give values: key=1,2 or key=range(1,5); glob(*) is for the options of a group"
+        yield error("sweep-value", key, f"{override.input_line!r} gives no value", fix)
     elif key == "hydra" or key.startswith(("hydra.", "hydra/")):
         return
     elif key in _groups(loader):
@@ -117,6 +123,10 @@ def _group_findings(override: Override, loader: ConfigLoader) -> Iterable[Findin
         chosen = [choice for choice in chosen if choice is not None]
     for choice in ("null" if choice is None else str(choice) for choice in chosen):
         if choice not in options:
+            if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+                message = f"{override.input_line!r} takes {choice}, which is a part of others"
+                yield error("unknown-option", group, message, f"leave such parts out: {group}=glob(*,exclude=_*)")
+                return
             yield error(
                 "unknown-option",
                 group,
@@ -150,6 +160,18 @@ def _name_findings(config: RunConfig) -> Iterable[Finding]:
     for field, name in (("model.name", config.model.name), ("cluster.name", config.cluster.name)):
         if not re.fullmatch(r"[\w.+-]+", name) or name in (".", ".."):
             yield error("name", field, f"{name!r} is not a name", "use letters, digits, and . _ + -")
+    yield from _wandb_findings(config)
+
+
+def _wandb_findings(config: RunConfig) -> Iterable[Finding]:
+    """What W&B refuses when it opens its run, which then would not be recorded at all."""
+    project = config.tracking.project
+    if re.search(r"[/\\#?%:]", project) or len(project) > LONGEST_PROJECT:
+        message = f"{project!r} is no name of a W&B project"
+        yield error("name", "tracking.project", message, f"use at most {LONGEST_PROJECT} characters, and none of / \\ # ? % :")
+    for tag in config.tracking.tags:
+        if len(tag) > LONGEST_TAG:
+            yield error("name", "tracking.tags", f"{tag!r} is no tag for W&B", f"use at most {LONGEST_TAG} characters")
 
 
 def _groups(loader: ConfigLoader) -> list[str]:

@@ -7,6 +7,7 @@ against the typed schema itself would stop at the first bad value, and people wa
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,12 @@ def quoted(value: str) -> str:
     """A text as Hydra's override grammar takes it literally: backslashes count only before a quote."""
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"'{escaped}'"
+
+
+def shell_word(option: str, path: Path) -> str:
+    """``option=path`` to be pasted into a shell, where Hydra takes the path literally."""
+    value = str(path)
+    return f"{option}={value}" if re.fullmatch(r"[\w./-]+", value, re.ASCII) else shlex.quote(f"{option}={quoted(value)}")
 
 
 def _key(override: str) -> str:

@@ -51,6 +51,8 @@ class Multirun:
     launcher: str
     """Name in the group ``hydra/launcher``."""
     sweeper_settings: Mapping[str, Any]
+    words: tuple[Override, ...]
+    """What the points are made of: the sweeper's own ``params``, then the words."""
     options: SweepConfig
     given: frozenset[str]
     """The options and groups that the words set."""
@@ -88,10 +90,14 @@ def load_multirun(overrides: Sequence[str], *, config_dir: Path | None = None) -
         if findings:
             raise ConfigurationError(findings)
         master = _master(overrides)
-        findings = list(_ignored(master, overrides, loader))
-        if findings:
-            raise ConfigurationError(findings)
-        return _multirun(master, overrides)
+        try:
+            _, findings = check_overrides(_params(master), loader, sweep=True)
+            findings += _ignored(master, overrides, loader)
+            if findings:
+                raise ConfigurationError(findings)
+            return _multirun(master, overrides, loader)
+        except (HydraException, OmegaConfBaseException) as problem:
+            raise ConfigurationError([composition_finding(problem)]) from None
 
 
 def composed_points(overrides: Sequence[str], *, config_dir: Path | None = None) -> Iterator[ComposedPoint]:
@@ -183,7 +189,7 @@ def _ignored(master: DictConfig, overrides: Sequence[str], loader: ConfigLoader)
                     yield error("sweep-ignored", field, message, fix)
 
 
-def _multirun(master: DictConfig, overrides: Sequence[str]) -> Multirun:
+def _multirun(master: DictConfig, overrides: Sequence[str], loader: ConfigLoader) -> Multirun:
     sweep, findings = resolve(OmegaConf.create({"sweep": master.sweep}))
     options = SweepConfig(**{**sweep["sweep"], "direction": Direction[sweep["sweep"]["direction"]]})
     given = {word.split("=", 1)[0].lstrip("+") for word in overrides}
@@ -194,6 +200,7 @@ def _multirun(master: DictConfig, overrides: Sequence[str]) -> Multirun:
         sweeper=str(master.hydra.runtime.choices["hydra/sweeper"]),
         launcher=str(master.hydra.runtime.choices["hydra/launcher"]),
         sweeper_settings=_plain(master.hydra.sweeper),
+        words=tuple(_swept_words(master, loader)),
         options=options,
         given=frozenset(given),
     )
@@ -207,15 +214,23 @@ def _plain(node: DictConfig) -> dict[str, Any]:
 
 def _product(master: DictConfig, loader: ConfigLoader) -> list[tuple[str, ...]]:
     """The words of every point."""
-    params = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
-    words = [*params, *master.hydra.overrides.task]
-    parsed = [_ends(word) for word in OverridesParser.create(config_loader=loader).parse_overrides(words)]
+    parsed = [_ends(word) for word in _swept_words(master, loader)]
     count = math.prod(len(list(word.sweep_iterator())) if word.is_sweep_override() else 1 for word in parsed)
     if count > MOST_POINTS:
         message = f"the words make {count} points"
         raise ConfigurationError([error("sweep-size", "-m", message, f"look at no more than {MOST_POINTS} at once")])
     (points,) = BasicSweeper.split_arguments(parsed, None)
     return [tuple(point) for point in points]
+
+
+def _swept_words(master: DictConfig, loader: ConfigLoader) -> list[Override]:
+    """What the sweeper makes points of: its own ``params``, then the words."""
+    return OverridesParser.create(config_loader=loader).parse_overrides([*_params(master), *master.hydra.overrides.task])
+
+
+def _params(master: DictConfig) -> list[str]:
+    """What a file of the group ``sweep`` says of the values, as words; not every sweeper knows it."""
+    return [f"{key}={value}" for key, value in (master.hydra.sweeper.get("params") or {}).items()]
 
 
 def _ends(override: Override) -> Override:

@@ -41,6 +41,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def locked_at_once(path: Path) -> Iterator[bool]:
+    """Hold the lock of ``path`` if it is free; gives whether it is held."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        yield _take(file)
+
+
 def is_locked(path: Path) -> bool:
     """Whether somebody holds the lock of ``path``."""
     if not path.exists():

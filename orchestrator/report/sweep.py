@@ -54,7 +54,8 @@ def sweep_report(
     lines: list[RenderableType] = [table, *reasons, Text(f"{told}; {sweep_dir}")]
     if best is not None:
         said = " ".join(f"{name}={_settings(best.overrides).get(name, '-')}" for name in names)
-        lines.append(Text(f"best ({direction} {best.metric_name}): point {best.number} with {best.metric:.6g}: {said}"))
+        place = f"point {best.number} with {best.metric:.6g}{f': {said}' if said else ''}"
+        lines.append(Text(f"best ({direction} {best.metric_name}): {place}"))
     return lines
 
 

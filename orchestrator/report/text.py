@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -297,6 +299,13 @@ def _best(best: Mapping[str, Any]) -> str:
 
 def _memory(memory: Mapping[str, Any]) -> str:
     return f"{format_bytes(memory['measured_bytes'])} measured, {format_bytes(memory['predicted_bytes'])} predicted"
+
+
+def escape_what_cannot_be_shown() -> None:
+    """From now on letters that the encoding of the output lacks are written as escapes, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def to_json(payload: Mapping[str, Any]) -> str:

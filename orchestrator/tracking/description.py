@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.enums import WandbMode
 from orchestrator.config.tracking import TrackingConfig
 from orchestrator.run_dir import METRICS, WANDB, read_json
-from orchestrator.sweep_point import read_point
+from orchestrator.sweep_point import SweepPoint, read_point, read_sweep
 from orchestrator.tracking.tracker import RunDescription
 
 
@@ -34,6 +35,15 @@ def describe(attempt_dir: Path) -> RunDescription:
         plan=read_json(attempt_dir / "plan.json"),
         ds_config=read_json(attempt_dir / "ds_config.json"),
         sweep=None if point is None else run_dir.parent.name,
-        overrides=() if point is None else point.overrides,
+        overrides=() if point is None else _own_words(point, run_dir.parent),
         earlier=[path / METRICS for path in before if (path / WANDB).exists()],
     )
+
+
+def _own_words(point: SweepPoint, sweep_dir: Path) -> Sequence[str]:
+    """What the point sets and not the sweep for all of its points, whose words would make all names alike."""
+    sweep = None
+    with suppress(ValueError, OSError):
+        sweep = read_sweep(sweep_dir)
+    common = () if sweep is None else sweep.overrides
+    return [word for word in point.overrides if word not in common] or point.overrides

@@ -8,10 +8,13 @@ one that hangs keeps none of the others.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +30,7 @@ from orchestrator.tracking.csv import CsvTracker
 from orchestrator.tracking.description import describe, tracking_config
 from orchestrator.tracking.jsonl import MetricsReader
 from orchestrator.tracking.measured import prediction_and_measurement
-from orchestrator.tracking.recorder import FAILED_SECONDS, OUTPUT, SECONDARY, longest_seconds
+from orchestrator.tracking.recorder import FAILED_SECONDS, OUTPUT, SECONDARY, TEMPORARY, longest_seconds
 from orchestrator.tracking.tracker import RunDescription, Tracker
 from orchestrator.tracking.wandb import WandbTracker
 
@@ -145,10 +148,19 @@ def main() -> None:
         with suppress(OSError):
             os.write(own, f"{PREFIX}{text}\n".encode())
 
+    atexit.register(_clear_temporary)
     closed = record(attempt_dir, sys.stdin, say, primary=primary)
     if not closed:
         # what hangs would hang the interpreter's end as well
+        _clear_temporary()
         os._exit(1)
+
+
+def _clear_temporary() -> None:
+    """Take away the temporary folder that the rank has made for this process, and may no longer be there to remove."""
+    folder = Path(tempfile.gettempdir())
+    if folder.name.startswith(TEMPORARY):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _trackers(attempt_dir: Path, tracking: TrackingConfig, say: Say, primary: bool) -> Iterator[tuple[str, Tracker]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +23,8 @@ from orchestrator.tracking.tracker import RunDescription
 OUTPUT = "recorder.log"
 """What W&B and TensorBoard print, in the attempt's directory."""
 SECONDARY = "--secondary"
+TEMPORARY = "recorder-"
+"""Begins the name of a recorder's temporary folder. What W&B leaves there goes with it, whichever of the two is killed."""
 FAILED_SECONDS = 8.0
 """How long a failed run waits: every other rank stands still until this one has gone."""
 _SLACK_SECONDS = 5.0
@@ -53,6 +57,7 @@ class RecorderTracker:
         self._primary = primary
         self._process: subprocess.Popen[bytes] | None = None
         self._attempt_dir = Path()
+        self._temporary = ""
         self._summary: Mapping[str, Any] = {}
 
     @property
@@ -68,13 +73,15 @@ class RecorderTracker:
             return
         command = [sys.executable, "-P", "-m", "orchestrator.tracking.process", str(description.attempt_dir)]
         try:
+            self._temporary = tempfile.mkdtemp(prefix=TEMPORARY)
             self._process = subprocess.Popen(
                 command if self._primary else [*command, SECONDARY],
                 stdin=subprocess.PIPE,
-                env=recorder_environment(os.environ, self._run_id),
+                env=recorder_environment(os.environ, self._run_id) | {"TMPDIR": self._temporary},
                 process_group=0,
             )
         except OSError as problem:
+            shutil.rmtree(self._temporary, ignore_errors=True)
             self._say(f"only metrics.jsonl is recorded: the recorder cannot be started: {problem.strerror}")
             return
         assert self._process.stdin is not None
@@ -105,6 +112,7 @@ class RecorderTracker:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
         if code != 0:
             self._say(f"W&B, TensorBoard or csv may lack the end of the run: see {OUTPUT}; metrics.jsonl has everything")
 

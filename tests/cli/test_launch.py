@@ -101,7 +101,9 @@ def test_wandb_has_the_run_with_its_config_and_every_loss(finished: tuple[Ended,
     ended, run_dir = finished
     (recorded,) = Path(ended.json["result"]["wandb"]["directory"]).rglob("*.wandb")
     program = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--json", str(recorded)]
-    shown = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True).stdout
+    # W&B's program leaves its temporary folders behind
+    environment = {**os.environ, "TMPDIR": str(run_dir.parent)}
+    shown = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
     records = [json.loads(line) for line in shown.splitlines()]
     (config,) = [record["run"]["config"]["update"] for record in records if record["type"] == "run"]
     assert config["config"]["zero"]["stage"] == 3

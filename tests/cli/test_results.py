@@ -23,7 +23,7 @@ from tests.unit.results.made import make_point, make_run, make_sweep
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run and a sweep of two points."""
     folder = tmp_path_factory.mktemp("home")
-    make_run(folder / "runs" / "single", held_out=2.5)
+    make_run(folder / "runs" / "é", held_out=2.5)
     sweep = make_sweep(folder / "sweeps" / "lr")
     for number, rate in enumerate((0.1, 0.01)):
         make_run(sweep / str(number), options={"optimizer.lr": rate}, held_out=3.0 - rate)
@@ -33,9 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_of_a_folder_starts_nothing_and_writes_nothing(home: Path) -> None:
     before = sorted(home.rglob("*"))
-    ended = orchestrator("results", cwd=home, watched=True)
+    ended = orchestrator("results", cwd=home, watched=True, environment={"PYTHONIOENCODING": "ascii"})
     assert ended.code == 0, ended.everything
-    for part in ("sweeps/lr/0", "runs/single", "optimizer.lr", "held_out_loss", "3 runs: 3 finished", "* least held_out_loss"):
+    for part in ("sweeps/lr/0", "runs/\\xe9", "optimizer.lr", "held_out_loss", "3 runs: 3 finished", "* least held_out_loss"):
         assert part in ended.stdout
     assert ended.stderr == ""
     assert sorted(home.rglob("*")) == before

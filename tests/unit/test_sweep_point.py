@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.load import load_config
+from orchestrator.run_dir import write_json
 from orchestrator.sweep_point import PointStatus, Sweep, SweepPoint, config_hash, read_point, read_points, read_sweep
 
 POINT = SweepPoint(
@@ -30,6 +31,13 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_sweep(tmp_path) == sweep
     assert read_point(tmp_path / "10") == POINT
     assert (read_sweep(tmp_path / "10"), read_point(tmp_path)) == (None, None)
+
+
+def test_what_another_version_has_added_is_left_out(tmp_path: Path) -> None:
+    sweep = Sweep(overrides=(), metric=None, direction="minimize", created=1.0, working_directory="/")
+    write_json(tmp_path / "sweep.json", {**asdict(sweep), "added": 1})
+    write_json(tmp_path / "point.json", {**asdict(POINT), "added": {}})
+    assert (read_sweep(tmp_path), read_point(tmp_path)) == (sweep, POINT)
 
 
 def test_points_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:

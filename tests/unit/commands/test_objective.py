@@ -65,3 +65,15 @@ def test_the_newest_attempt_counts(tmp_path: Path) -> None:
 def test_a_missing_or_infinite_one_is_said(tmp_path: Path, metric: str, told: str) -> None:
     with pytest.raises(ObjectiveError, match=told):
         objective(run_of(tmp_path, (ENTRIES, {"bad": float("inf")})), metric)
+
+
+@pytest.mark.parametrize("metric", [None, "held_out_loss"])
+def test_a_run_that_diverged_has_no_objective_though_it_had_a_number_before(tmp_path: Path, metric: str | None) -> None:
+    entries = [{"kind": "evaluate", "step": step, "held_out_loss": loss} for step, loss in ((1, 2.0), (2, None))]
+    with pytest.raises(ObjectiveError, match="held_out_loss is nan, which is no objective"):
+        objective(run_of(tmp_path, (entries, {"held_out_loss": None})), metric)
+
+
+def test_a_skipped_step_is_no_divergence(tmp_path: Path) -> None:
+    skipped = {"kind": "train", "step": 3, "loss": None, "skipped": True}
+    assert objective(run_of(tmp_path, ([*ENTRIES, skipped], {})), "loss") == ("loss", 2.0)

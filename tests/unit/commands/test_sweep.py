@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import sweep_places
+from orchestrator import sweep_point
+from orchestrator.commands import sweep, sweep_places
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.launch.locks import locked
@@ -76,6 +77,19 @@ def test_a_point_that_ended_unrecorded_is_not_run_again(tmp_path: Path, runs: Ru
     assert (len(runs.started), statuses(result)) == (2, ["finished", "finished"])
 
 
+def test_a_project_that_was_moved_still_has_its_points(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old" / "conf").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "old")
+    swept(Path("sweep"), *SMOKE, "data.cache_dir=cache", "seed=1,2", config_dir=Path("conf"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+    with pytest.raises(ConfigurationError, match="old/conf, which is no longer there"):
+        swept(Path("sweep"), *RESUME)
+    result = swept(Path("sweep"), *RESUME, config_dir=Path("conf"))
+    assert (result.exit_code, statuses(result), len(runs.started)) == (0, ["finished", "finished"], 2)
+    assert {config.data.cache_dir for config in runs.started} == {str(tmp_path / "old" / "cache")}
+
+
 def test_other_words_make_further_points_and_overwrite_none(tmp_path: Path, runs: Runs) -> None:
     swept(tmp_path / "sweep", *SMOKE, "seed=1,2")
     result = swept(tmp_path / "sweep", *RESUME, "seed=3,2,1")
@@ -92,6 +106,12 @@ def test_an_interruption_ends_the_sweep_and_is_recorded(tmp_path: Path, runs: Ru
     runs.behaviour = lambda config: "interrupted" if config.seed == 2 else "completed"
     result = swept(tmp_path / "sweep", *SMOKE, "seed=1,2,3")
     assert (result.exit_code, statuses(result)) == (130, ["finished", "interrupted"])
+
+
+def test_a_glob_makes_a_point_of_every_option_of_a_group(tmp_path: Path, runs: Runs) -> None:
+    result = swept(tmp_path / "sweep", *SMOKE, "zero=glob(*,exclude=[stage2,stage3])")
+    assert [point["overrides"][-1] for point in result.payload["points"]] == ["zero=stage0", "zero=stage1"]
+    assert len(runs.started) == 2
 
 
 def test_the_same_configuration_twice_is_run_once(tmp_path: Path, runs: Runs) -> None:
@@ -162,23 +182,66 @@ def test_a_bug_in_one_point_is_the_end_of_that_point_only(tmp_path: Path, runs: 
         (("hydra/sweeper=optuna", "sweep.direction=maximize"), "hydra.sweeper.direction"),
         (("hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///x.db"), "hydra.sweeper.study_name"),
         (("hydra/sweeper=nevergrad",), "config"),
+        (("zero=glob(stage9*)",), "zero"),
+        (("model=glob(*)",), "model"),
+        (("seed=range(5,1)",), "seed"),
+        (("optimizer.lr=interval(0.1,0.2)",), "optimizer.lr"),
+        (("hydra.sweep.dir=${nowhere}",), "config"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused_and_leaves_nothing(
     tmp_path: Path, runs: Runs, words: tuple[str, ...], field: str
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        swept(tmp_path / "sweep", *SMOKE, *words)
+        sweep.prepare([f"hydra.sweep.dir={tmp_path / 'sweep'}", *SMOKE, *words], config_dir=None)
     assert field in [finding.field for finding in refused.value.findings]
     assert not runs.started
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("params", ["{optimizer.lrr: '0.1,0.2'}", "{zero: 'stage1,stage9'}", "{seed: 'choice(1'}"])
+def test_what_a_file_has_swept_is_checked_like_words(tmp_path: Path, params: str) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "own.yaml").write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {params}}}}}\n")
+    with pytest.raises(ConfigurationError) as refused:
+        sweep.prepare([f"hydra.sweep.dir={tmp_path / 'new'}", *SMOKE, "sweep=own"], config_dir=tmp_path)
+    assert refused.value.findings[0].field in params
+
+
 def test_a_directory_that_cannot_be_made_is_refused_by_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError) as refused:
-        swept(tmp_path / "file" / "sweep", *SMOKE, "seed=1,2")
-    assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
+    for parent in (tmp_path / "file", Path("/proc")):
+        with pytest.raises(ConfigurationError) as refused:
+            swept(parent / "sweep", *SMOKE, "seed=1,2")
+        assert [finding.field for finding in refused.value.findings] == ["hydra.sweep.dir"]
+
+
+def test_two_sweeps_started_at_once_do_not_share_a_directory(tmp_path: Path, runs: Runs) -> None:
+    """As two of a shell's loop, whose default directories are named by the second."""
+    words = (f"hydra.sweep.dir={tmp_path / 'sweep'}", *SMOKE)
+    first, second = (sweep.prepare([*words, f"seed={seed}"], config_dir=None) for seed in "12")
+    with locked(tmp_path / "sweep" / ".locks" / "sweep"), pytest.raises(ConfigurationError, match="a sweep is running"):
+        sweep.run(first, print)
+    assert sweep.run(first, print).exit_code == 0
+    with pytest.raises(ConfigurationError, match="already holds a sweep"):
+        sweep.run(second, print)
+    assert [config.seed for config in runs.started] == [1]
+
+
+def test_a_full_disk_is_said_and_the_sweep_goes_on_later(tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = sweep_point.write_json
+
+    def write(path: Path, value: object) -> None:
+        if len(runs.started) == 2:
+            raise OSError(28, "No space left on device")
+        written(path, value)
+
+    with monkeypatch.context() as full:
+        full.setattr(sweep_point, "write_json", write)
+        result = swept(tmp_path / "sweep", *SMOKE, "seed=1,2")
+    assert (result.exit_code, statuses(result)) == (4, ["finished", "running"])
+    assert "No space left" in result.payload["message"]
+    assert (swept(tmp_path / "sweep", *RESUME).exit_code, len(runs.started)) == (0, 2)
 
 
 def test_a_directory_with_a_sweep_is_not_used_for_another(tmp_path: Path, runs: Runs) -> None:

@@ -25,10 +25,13 @@ def study(sweep_dir: Path) -> optuna.study.Study:
     return optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep_dir}/optuna.db")
 
 
-def test_a_trial_without_objective_fails_with_its_reason_and_the_study_goes_on(tmp_path: Path, runs: Runs) -> None:
+def test_a_trial_without_objective_fails_with_its_reason_and_the_study_goes_on(
+    tmp_path: Path, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
     runs.behaviour = lambda config: "failed" if config.zero.stage == 2 else "completed"
     result = swept(tmp_path, *GRID, f"hydra.sweeper.storage=sqlite:///{tmp_path}/optuna.db")
     assert result.exit_code == 4
+    assert "Error executing job" not in capfd.readouterr().err
     assert sorted(statuses(result)) == ["failed", "finished", "finished", "infeasible", "infeasible", "infeasible"]
     trials = study(tmp_path).trials
     states = [trial.state.name for trial in trials]

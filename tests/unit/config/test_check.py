@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from omegaconf import OmegaConf
 
 from orchestrator.config.check import check_values, unknown_flag
 from orchestrator.config.enums import Precision
-from orchestrator.config.load import combine_overrides, load_config, quoted
+from orchestrator.config.load import combine_overrides, load_config, quoted, shell_word
 from orchestrator.config.multirun import load_multirun
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -139,6 +141,7 @@ def test_overrides_given_again_replace_the_recorded_ones() -> None:
 )
 def test_a_quoted_value_arrives_as_it_is(value: str) -> None:
     assert load_config([f"data.cache_dir={quoted(value)}"]).data.cache_dir == value
+    assert load_config(shlex.split(shell_word("data.cache_dir", Path(value)))).data.cache_dir == value
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,14 @@ def test_a_secret_is_refused_and_not_repeated(override: str, check: Callable[[li
     (finding,) = refused.value.findings
     assert finding.field.startswith("launcher.environment.")
     assert "hush" not in str(finding)
+
+
+def test_what_wandb_would_refuse_at_the_start_of_a_run_is_refused_before() -> None:
+    assert problems(tracking__project="team/books", tracking__tags=["x" * 65, "fine, this"]) == {
+        "tracking.project": "'team/books' is no name of a W&B project",
+        "tracking.tags": f"{'x' * 65!r} is no tag for W&B",
+    }
+    assert not problems(tracking__project="books of 2026", tracking__tags=["é" * 64])
 
 
 def test_a_secret_in_a_file_is_refused_as_well() -> None:

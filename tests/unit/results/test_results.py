@@ -296,6 +296,14 @@ def test_the_table_as_csv_has_every_column(sweep: Path, tmp_path: Path) -> None:
     assert result.payload["csv"] == str(tmp_path / "new" / "table.csv")
 
 
+def test_a_list_in_csv_is_json(tmp_path: Path) -> None:
+    for number, value in enumerate(("[a,'b c']", "[d]")):
+        make_point(tmp_path / str(number), number, "infeasible", f"tracking.tags={value}", reason=OUT_OF_MEMORY)
+    shown(tmp_path, csv=str(tmp_path / "table.csv"))
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert [json.loads(row["tracking.tags"]) for row in csv.DictReader(file)] == [["a", "b c"], ["d"]]
+
+
 @pytest.mark.parametrize("option", ["csv", "plot"])
 def test_what_cannot_be_written_is_refused(sweep: Path, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("")

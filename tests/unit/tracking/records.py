@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ def inspected(directory: str | Path) -> dict[str, list[dict[str, Any]]]:
     """What ``wandb leet inspect --json`` shows of a run's folder, by kind."""
     (path,) = Path(directory).glob("*.wandb")
     program = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-    shown = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True).stdout
+    with tempfile.TemporaryDirectory() as temporary:
+        # W&B's program leaves its temporary folders behind
+        environment = {**os.environ, "TMPDIR": temporary}
+        shown = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
     records: dict[str, list[dict[str, Any]]] = {}
     for line in shown.splitlines():
         record = json.loads(line)

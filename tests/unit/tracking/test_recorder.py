@@ -6,12 +6,13 @@ import json
 import os
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from orchestrator.commands.tracked import given_run_id, sync_command
 from orchestrator.run_dir import read_json
-from orchestrator.sweep_point import PointStatus, SweepPoint
+from orchestrator.sweep_point import PointStatus, Sweep, SweepPoint
 from orchestrator.tracking.recorder import recorder_environment
 from tests.unit.tracking.records import (
     ACCOUNT,
@@ -70,6 +71,7 @@ def online(tmp_path_factory, no_account):
             no_account.delenv(name)
         for recorder in recorders.values():
             recorder.finish(metric=2.0)
+            assert not Path(recorder.tracker._temporary).exists(), "nothing stays in /tmp, whatever the server does"
     return recorders, servers
 
 
@@ -128,7 +130,9 @@ def test_writers_of_a_shared_run_label_their_metrics(online):
 def sweep_point(tmp_path_factory, no_account):  # noqa: ARG001
     """A point of a sweep in two attempts, the first killed after its fifth step; its run directory."""
     run_dir = tmp_path_factory.mktemp("sweeps") / "lr and batch" / "3"
-    overrides = ("optimizer.lr=0.01", "training.max_steps=7")
+    words = ("experiment=smoke", "optimizer.lr=0.01,0.1", "training.max_steps=7,8")
+    Sweep(overrides=words, metric=None, direction="minimize", created=0.0, working_directory="/").write(run_dir.parent)
+    overrides = ("experiment=smoke", "optimizer.lr=0.01", "training.max_steps=7")
     SweepPoint(number=3, overrides=overrides, config_hash="", status=PointStatus.running, started=0.0).write(run_dir)
     options = ("tracking=wandb_offline", "tracking.checkpoints=true", "tracking.csv=true", "tracking.tensorboard=true")
     first = Recorder(new_attempt(run_dir, *options))
@@ -136,6 +140,7 @@ def sweep_point(tmp_path_factory, no_account):  # noqa: ARG001
     first.start()
     await_(lambda: (first.attempt.path / "wandb.json").exists())
     first.lose_rank()
+    assert not Path(first.tracker._temporary).exists()
     second = Recorder(new_attempt(run_dir, *options))
     second.start()
     write_metrics(second.attempt, [train_entry(5, 3.0), evaluate_entry(6, 2.5), {**train_entry(7, 2.5), "mfu": 0.25}])
