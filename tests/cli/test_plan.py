@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.commands import plan
 from orchestrator.commands.plan import host_range
+from orchestrator.config.load import load_config
+from orchestrator.errors import ConfigurationError
 from tests.cli.command_line import orchestrator
 
 SMALL = (
@@ -102,3 +105,18 @@ def test_what_makes_no_sense_is_refused_with_its_field(tmp_path: Path, words: tu
 )
 def test_numbers_of_hosts(text: str | None, counts: list[int]) -> None:
     assert host_range(text) == (counts, [])
+
+
+def test_more_hosts_than_are_named_are_like_the_last(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    config = load_config(["command=plan", *SMALL, f"cluster.hostfile={tmp_path / 'hosts'}", "planner.hosts='2,4'"])
+    found = plan.run(config, []).payload["hosts"]
+    assert [(entry["hosts"], entry["best"]["hosts"]) for entry in found] == [(2, 2), (4, 4)]
+    assert found[1]["best"]["time"]["step_seconds"] < found[0]["best"]["time"]["step_seconds"]
+
+
+def test_a_plan_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = load_config(["command=plan", *SMALL, f"planner.apply={tmp_path / 'file' / 'experiment' / 'best.yaml'}"])
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        plan.run(config, [])
