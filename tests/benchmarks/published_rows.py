@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 NUMERIC_KINDS = ("peak_allocated", "peak_reserved", "device_used", "host_used", "steady_allocated", "peak_unspecified")
@@ -122,6 +123,7 @@ class Row:
         return None if size is None else 0.988 * int(size.group(1))
 
 
+@lru_cache(maxsize=10_000)
 def parse_number(text: str) -> float | None:
     """A finite number as people write it, with one of ``UNITS`` or none, or ``None``.
 
