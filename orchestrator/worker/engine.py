@@ -31,7 +31,7 @@ from orchestrator.worker.attempt import WorkerAttempt
 from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
 from orchestrator.worker.loss import TokenLoss
 from orchestrator.worker.lr_schedule import lr_scheduler_factory
-from orchestrator.worker.muon import matrices_of_layers, num_dimensions
+from orchestrator.worker.muon import compiler_only_for_muon, matrices_of_layers, num_dimensions
 from orchestrator.worker.operators import operators_to_build, unlink_shared_buffer
 from orchestrator.worker.parallel_groups import ModelParallelUnit, ParallelGroups, group_timeout, parallel_groups
 from orchestrator.worker.pretrained import pretrained_weights
@@ -74,7 +74,7 @@ def build_engine(
             first_weights(parameter, values)
 
         model = _build_model(attempt, spec, groups, unit, filled)
-        with matrices_of_layers():
+        with matrices_of_layers(), compiler_only_for_muon(config.optimizer.type):
             engine, _, _, _ = deepspeed.initialize(
                 model=model,
                 model_parameters=parameter_groups(model),

@@ -7,6 +7,7 @@ minute, come after the lease is watched.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -65,7 +66,19 @@ def _work(attempt_dir: Path, load: Callable[[Path], Callable[..., None]]) -> Non
         RankRecord(rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), host=socket.gethostname(), pid=os.getpid()),
     )
     stop = watch_lease(attempt_dir, rank=rank)
-    load(attempt_dir)(attempt_dir, stop=stop)
+    run = _without_collections(load, attempt_dir)
+    run(attempt_dir, stop=stop)
+
+
+def _without_collections(load: Callable[[Path], Callable[..., None]], attempt_dir: Path) -> Callable[..., None]:
+    """What ``load`` gives. What its imports leave, a million objects, stays to the end: no garbage collection looks at it, now
+    or in training, where DeepSpeed asks for whole ones.
+    """
+    gc.disable()
+    run = load(attempt_dir)
+    gc.freeze()
+    gc.enable()
+    return run
 
 
 def _load(attempt_dir: Path) -> Callable[..., None]:
