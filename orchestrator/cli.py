@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from orchestrator.commands import (
     exact,
     explain,
     export,
+    hydra_flags,
     launch,
     logs,
     named_run,
@@ -45,6 +47,7 @@ from orchestrator.commands import (
 from orchestrator.commands import compile as compile_command
 from orchestrator.commands.result import INTERRUPTED, OK, REFUSED, CommandResult
 from orchestrator.config import load
+from orchestrator.config.check import did_you_mean, unknown_flag
 from orchestrator.config.enums import Command, Estimate, Output, View
 from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
@@ -55,9 +58,6 @@ from orchestrator.report.prepare import PrepareView
 from orchestrator.report.view import followed, view_of
 from orchestrator.run_dir import Attempt, recorded_words
 
-_HYDRA_ACTIONS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
-_HYDRA_FLAGS = {*_HYDRA_ACTIONS, "--resolve", "--package", "-p"}
-_HYDRA_FLAGS_WITH_VALUE = {"--cfg", "-c", "--package", "-p"}
 _WIDTH_OFF_TERMINAL = 160
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 """Words to names and overrides."""
@@ -138,30 +138,24 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
     """Sort the words after ``orchestrator``; None when the verb itself is unknown."""
     verb, *rest = words
     if verb not in Command.__members__:
-        known = ", ".join(Command)
-        return None, [
-            error(
-                "unknown-command",
-                "command",
-                f"there is no command {verb!r}",
-                f"use one of {known}; orchestrator --help explains them",
-            )
-        ]
+        fix = f"{did_you_mean(verb, list(Command))}use one of {', '.join(Command)}; orchestrator --help explains them"
+        return None, [error("unknown-command", "command", f"there is no command {verb!r}", fix)]
     overrides: list[str] = []
     flags: list[str] = []
     findings: list[Finding] = []
     config_dir: Path | None = None
-    remaining = iter(rest)
-    for word in remaining:
+    remaining = deque(rest)
+    while remaining:
+        word = remaining.popleft()
         name, _, value = word.partition("=")
         if name in ("--config-dir", "-cd"):
-            config_dir = Path(value or next(remaining, "") or "(none given)")
-        elif name in _HYDRA_FLAGS:
-            flags += [word, next(remaining, "")] if name in _HYDRA_FLAGS_WITH_VALUE and not value else [word]
+            config_dir = Path(value or (remaining.popleft() if remaining else "(none given)"))
+        elif name in hydra_flags.FLAGS:
+            words_of_flag, problems = hydra_flags.read_flag(word, remaining)
+            flags += words_of_flag
+            findings += problems
         elif word.startswith("-") and word not in ("--help", "-h", "--multirun", "-m"):
-            findings.append(
-                error("unknown-flag", word, f"there is no flag {word}", "orchestrator launch --help lists what there is")
-            )
+            findings.append(unknown_flag(word))
         elif not word.startswith("-"):
             overrides.append(word)
     if config_dir is not None and not config_dir.is_dir():
@@ -176,10 +170,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments | None, list[Finding]]:
         multirun=any(word in ("--multirun", "-m") for word in rest),
         wants_help=any(word in ("--help", "-h") for word in rest),
     )
-    if flags and not any(flag.split("=")[0] in _HYDRA_ACTIONS for flag in flags):
-        findings.append(error("unknown-flag", flags[0], f"{flags[0]} says how --cfg prints", "add --cfg job"))
-    elif flags and arguments.multirun:
-        findings.append(error("multirun", "-m", f"{flags[0]} shows one configuration", "leave -m and its several values out"))
+    findings += hydra_flags.flag_findings(flags, multirun=arguments.multirun)
     if arguments.multirun and arguments.command not in (Command.launch, Command.validate):
         fix = "sweep with launch -m, and look at a sweep beforehand with validate -m"
         findings.append(error("multirun", "-m", f"{verb} takes one configuration", fix))
@@ -190,8 +181,10 @@ def _run_command(arguments: Arguments) -> int:
     overrides = [*arguments.overrides, f"command={arguments.command}"]
     if arguments.hydra_flags:
         # Hydra's help is composed without our files
-        words = arguments.overrides if "--hydra-help" in arguments.hydra_flags else overrides
-        return _hydra(arguments, words, lambda _composed: None)
+        is_help = hydra_flags.HYDRA_HELP in arguments.hydra_flags
+        if not is_help:
+            load.check_words(overrides, config_dir=arguments.config_dir)
+        return _hydra(arguments, arguments.overrides if is_help else overrides, lambda _composed: None)
     if arguments.multirun and arguments.command is Command.validate:
         output = Output.json if arguments.wants_json else Output.text
         return _finish(sweep_preview.run(overrides, config_dir=arguments.config_dir), output)
@@ -291,7 +284,7 @@ def _results(arguments: Arguments) -> int:
 
 
 def _calibrate(arguments: Arguments) -> int:
-    names, overrides = calibrate.split_words(arguments.overrides)
+    names, overrides = named_run.split_words(arguments.overrides)
     config = load.load_config([*overrides, f"command={arguments.command}"], config_dir=arguments.config_dir)
     console = _console(json_on_stdout=config.output is Output.json)
     result = calibrate.run(
@@ -448,7 +441,7 @@ _JSON_COMMANDS: dict[Command, Callable[[RunConfig, Sequence[str]], CommandResult
 }
 _NAMING_COMMANDS: dict[Command, tuple[Split, Callable[[Sequence[str]], CommandResult]]] = {
     Command.rules: (rules.split_words, rules.run),
-    Command.explain: (explain.split_words, explain.run),
+    Command.explain: (named_run.split_words, explain.run),
 }
 _RUN_COMMANDS: dict[Command, RunCommand] = {
     Command.status: status.run,

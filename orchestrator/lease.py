@@ -113,11 +113,6 @@ class LeaseWatch:
         return Sight(request=request, reason=reason)
 
 
-def is_renewed(attempt: Path) -> bool:
-    """Whether somebody renews the lease of an attempt. Takes ``EXPIRE_SECONDS`` if nobody does, and else hardly any time."""
-    return attempt in renewed([attempt])
-
-
 def renewed(attempts: Sequence[Path]) -> set[Path]:
     """Those attempts whose lease somebody renews.
 

@@ -1,1 +1,1 @@
-"""Collectives written out in messages between two ranks."""
+"""Collectives, under the names of the installed torch, and a ring all-reduce written out in messages between two ranks."""

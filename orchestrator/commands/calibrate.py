@@ -54,12 +54,6 @@ class _Basis:
         return self.runs[0].step.cluster
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The runs among ``words``, and the overrides. A path may hold an equals sign if it exists."""
-    runs = [word for word in words if "=" not in word or Path(word).is_dir()]
-    return runs, [word for word in words if word not in runs]
-
-
 def run(config: RunConfig, names: Sequence[str], *, config_dir: Path | None, echo: Echo) -> CommandResult:
     """Calibrate on the runs ``names``, by measuring here, or both; ``echo`` receives the progress of a measurement.
 

@@ -51,9 +51,3 @@ def run(words: Sequence[str]) -> CommandResult:
         payload={"log": str(log), **diagnosis.to_dict(), "out_of_memory": None if memory is None else memory.to_dict()},
         text=[*text.diagnosis_report(diagnosis, log), *([] if memory is None else memory.text())],
     )
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The logs among ``words``, and the overrides. A path may hold an equals sign if it exists."""
-    logs = [word for word in words if "=" not in word or Path(word).exists()]
-    return logs, [word for word in words if word not in logs]

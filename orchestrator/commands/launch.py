@@ -60,7 +60,7 @@ from orchestrator.run_dir import (
     write_text,
 )
 
-HELP = """Train: validate, check this host, freeze the request in run_dir, start the deepspeed launcher and follow it.
+HELP = """Train: validate, check the hosts, freeze the request in run_dir, start the deepspeed launcher and follow it.
 
 Examples:
   orchestrator launch

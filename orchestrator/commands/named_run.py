@@ -18,7 +18,7 @@ RUNS = Path("runs")
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The run directories among ``words``, and the overrides. A path may hold an equals sign if it exists."""
+    """The paths (runs, logs, folders) among ``words``, and the overrides. A path may hold an equals sign if it exists."""
     names = [word for word in words if "=" not in word or Path(word).exists()]
     return names, [word for word in words if word not in names]
 

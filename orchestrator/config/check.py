@@ -41,8 +41,9 @@ def check_overrides(overrides: Sequence[str], loader: ConfigLoader, *, sweep: bo
     usable: list[str] = []
     findings: list[Finding] = []
     for text in overrides:
-        if "=" not in text and not text.startswith("~"):
-            findings.append(error("override-grammar", text, f"{text!r} is not an override", "write KEY=VALUE or GROUP=OPTION"))
+        if text.startswith("=") or ("=" not in text and not text.startswith("~")):
+            fix = "write KEY=VALUE or GROUP=OPTION, without spaces"
+            findings.append(error("override-grammar", text, f"{text!r} is not an override", fix))
             continue
         try:
             (override,) = parser.parse_overrides([text])
@@ -121,8 +122,17 @@ def _group_findings(override: Override, loader: ConfigLoader) -> Iterable[Findin
                 "unknown-option",
                 group,
                 f"{group} has no option {choice!r}",
-                f"{_did_you_mean(choice, options)}options: {', '.join(options)}",
+                f"{_path_hint(group, choice)}{did_you_mean(choice, options)}options: {', '.join(options)}",
             )
+
+
+def _path_hint(group: str, choice: str) -> str:
+    """What to write in place of a path, which no group takes."""
+    if "/" not in choice and not choice.endswith((".yaml", ".json")):
+        return ""
+    if group == "model" and not choice.endswith(".yaml"):
+        return f"a local Hugging Face folder is named by model=hf model.config_path={choice}; "
+    return f"a file DIR/{group}/NAME.yaml of your own is named by --config-dir DIR {group}=NAME; "
 
 
 def secret_findings(environment: Mapping[Any, Any]) -> Iterable[Finding]:
@@ -174,8 +184,8 @@ def unknown_key(key: str, *, groups: Sequence[str] = ()) -> Finding:
         or get_close_matches(key, [*paths, *groups], n=1, cutoff=0.6)
         or _by_last_name(last, paths)
     )
-    known = ", ".join(siblings) if siblings and section else "orchestrator launch --help lists every option"
-    fix = f"did you mean {' or '.join(near[:3])}?" if near else f"known: {known}"
+    known = f"known: {', '.join(siblings)}" if siblings and section else "orchestrator launch --help lists every option"
+    fix = f"did you mean {' or '.join(near[:3])}?" if near else known
     return error("unknown-key", key, f"there is no option {key!r}", fix)
 
 
@@ -184,7 +194,18 @@ def _by_last_name(last: str, paths: Sequence[str]) -> list[str]:
     return [names[name] for name in get_close_matches(last, list(names), n=1, cutoff=0.75)]
 
 
-def _did_you_mean(word: str, options: Sequence[str]) -> str:
+def unknown_flag(word: str) -> Finding:
+    """The finding for a word that begins with a dash and is none of Hydra's flags: most people mean an option."""
+    name, _, value = word.lstrip("-").partition("=")
+    key = name.replace("-", "_")
+    known = key in {option.path for option in all_options()}
+    example = f"{key}={value or 'VALUE'}" if known else "KEY=VALUE"
+    fix = f"options are written without dashes: {example}; orchestrator launch --help lists options and flags"
+    return error("unknown-flag", word.partition("=")[0], f"there is no flag {word}", fix)
+
+
+def did_you_mean(word: str, options: Sequence[str]) -> str:
+    """``did you mean X? `` with the nearest of ``options``, or nothing where none is near."""
     near = get_close_matches(word, options, n=1, cutoff=0.5)
     return f"did you mean {near[0]}? " if near else ""
 
@@ -194,10 +215,19 @@ def _section(cls: type, values: Any, prefix: str, findings: list[Finding]) -> An
         findings.append(_wrong_type(prefix.rstrip("."), values, cls))
         return None
     types = fields_of(cls)
-    findings.extend(unknown_key(f"{prefix}{key}") for key in values if key not in types)
+    findings.extend(_misplaced(prefix, key) or unknown_key(f"{prefix}{key}") for key in values if key not in types)
     return cls(
         **{name: _value(types[name], value, f"{prefix}{name}", findings) for name, value in values.items() if name in types}
     )
+
+
+def _misplaced(prefix: str, key: Any) -> Finding | None:
+    """The finding for the file of an overlay whose keys have come to lie under the overlay's own name."""
+    overlay = prefix.rstrip(".") or str(key)
+    if overlay not in OVERLAYS or (prefix and key != "hydra" and key not in fields_of(RunConfig)):
+        return None
+    message = f"the file of {overlay}= sets options under its own name, where there are none"
+    return error("unknown-key", f"{prefix}{key}", message, "begin the file with the line: # @package _global_")
 
 
 def _value(annotation: Any, value: Any, field: str, findings: list[Finding]) -> Any:
@@ -250,7 +280,7 @@ def _wrong_type(field: str, value: Any, annotation: Any) -> Finding:
     inner, _ = split_optional(annotation)
     suggestion = ""
     if isinstance(inner, type) and issubclass(inner, StrEnum):
-        suggestion = _did_you_mean(str(value), list(inner.__members__))
+        suggestion = did_you_mean(str(value), list(inner.__members__))
     expected = type_name(annotation)
     shown = "null" if value is None else repr(value)
     if isinstance(value, (int, float)) and inner in (int, float) and not isinstance(value, bool):

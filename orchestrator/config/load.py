@@ -67,6 +67,18 @@ def load_config(overrides: Sequence[str], *, config_dir: Path | None = None) -> 
     return config
 
 
+def check_words(overrides: Sequence[str], *, config_dir: Path | None = None) -> None:
+    """Hold overrides against groups and keys without composing them.
+
+    Raises:
+        ConfigurationError: with every problem.
+    """
+    with hydra_context(config_dir) as loader:
+        _, findings = check_overrides(overrides, loader)
+    if findings:
+        raise ConfigurationError(findings)
+
+
 def config_from_composed(composed: DictConfig) -> RunConfig:
     """Check what ``@hydra.main`` composed.
 

@@ -153,8 +153,10 @@ def _family_of(model_type: Any, file: str | None) -> tuple[FamilyFacts | None, l
         if model_type
         else f"model_type{place} is missing; known are {known}"
     )
-    near = get_close_matches(str(model_type), _MODEL_TYPES, n=1, cutoff=0.5)
-    fix = f"did you mean {near[0]!r}?" if near else "choose a model of a known family"
+    # a misspelt one only: mixtral is no mistral, and a suggestion to call it one would be taken
+    near = get_close_matches(str(model_type), _MODEL_TYPES, n=1, cutoff=0.88)
+    another = "choose a model of a known family; models/families/README.md is the page on adding one"
+    fix = f"did you mean {near[0]!r}?" if near else another
     return None, [error("model-family", "model.config_path" if file else "model.family", message, fix)]
 
 

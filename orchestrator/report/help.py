@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.config.check import MISSING
 from orchestrator.config.enums import Command
-from orchestrator.config.options import all_options, type_name
+from orchestrator.config.options import Option, all_options, type_name
 
-_USAGE = "usage: orchestrator VERB [GROUP=OPTION ...] [KEY=VALUE ...] [-m] [--config-dir DIR] [--cfg job] [--info]"
+_FLAGS = "[--config-dir DIR] [--cfg job] [--info]"
 _VERBS = {
     Command.validate: "plan the run: does it make sense, does it fit on every rank?",
+    Command.plan: "find the fastest plan that fits: layout, ZeRO, offload, micro-batch, recomputation",
     Command.compile: "print the DeepSpeed JSON of the run",
     Command.launch: "train: validate, start the deepspeed launcher, follow it to its end",
     Command.export: "write a checkpoint of a run as a Hugging Face folder",
@@ -29,19 +31,30 @@ _VERBS = {
     Command.results: "runs and sweeps side by side: what varies, how they stand, what came out",
     Command.calibrate: "fit a cluster's speeds to finished runs, or measure them",
 }
+_NAMES = {
+    Command.rules: "[RULE ...] ",
+    Command.explain: "LOG|RUN_DIR ",
+    Command.status: "[RUN_DIR] ",
+    Command.logs: "[RUN_DIR] ",
+    Command.stop: "[RUN_DIR] ",
+    Command.results: "[DIR ...] ",
+    Command.calibrate: "[RUN_DIR ...] ",
+}
+_SWEEPING = (Command.launch, Command.validate)
 _EXIT_CODES = {
     0: "done, or feasible",
+    1: "a bug of the orchestrator, said in one line; HYDRA_FULL_ERROR=1 shows where",
     2: "refused: the configuration is invalid or the plan does not fit; nothing was started",
     3: "a host is not ready; nothing was started",
     4: "the run failed",
-    130: "interrupted: every process of the run on this host has ended",
+    130: "interrupted; every process of the run has ended",
 }
 
 
 def overview() -> RenderableType:
     """``orchestrator --help``."""
     return Group(
-        Text(_USAGE),
+        Text(f"usage: orchestrator VERB [NAME ...] [GROUP=OPTION ...] [KEY=VALUE ...] [-m] {_FLAGS}"),
         _table("verbs", {command.value: meaning for command, meaning in _VERBS.items()}),
         _table("exit codes", {str(code): meaning for code, meaning in _EXIT_CODES.items()}),
         Text("orchestrator VERB --help explains a verb and lists every group and option."),
@@ -50,14 +63,25 @@ def overview() -> RenderableType:
 
 def verb(command: Command, explanation: str) -> RenderableType:
     """``orchestrator VERB --help``."""
-    options = Table(title="options (KEY=VALUE)", title_justify="left", box=None, pad_edge=False)
+    title = "options (KEY=VALUE); default: where no file of a group sets another, and (file): a file always does"
+    options = Table(title=title, title_justify="left", box=None, pad_edge=False)
     options.add_column("key", no_wrap=True)
-    options.add_column("default", overflow="fold", max_width=24)
+    options.add_column("default", overflow="fold", max_width=26)
     options.add_column("meaning", overflow="fold")
     for option in all_options():
-        options.add_row(option.path, option.default, f"{option.documentation} ({type_name(option.type)})")
+        options.add_row(option.path, "(file)" if option.default == MISSING else option.default, _meaning(option))
     groups = _table("groups (GROUP=OPTION)", dict(_groups()))
-    return Group(Text(_USAGE.replace("VERB", command.value)), Text(f"\n{explanation}\n"), groups, options)
+    return Group(Text(_usage(command)), Text(f"\n{explanation}\n"), groups, options)
+
+
+def _usage(command: Command) -> str:
+    sweeping = "[-m] " if command in _SWEEPING else ""
+    return f"usage: orchestrator {command} {_NAMES.get(command, '')}[GROUP=OPTION ...] [KEY=VALUE ...] {sweeping}{_FLAGS}"
+
+
+def _meaning(option: Option) -> str:
+    """The documentation on one line, as the table wraps it, without the schema's mark-up."""
+    return f"{' '.join(option.documentation.replace('``', '`').split())} ({type_name(option.type)})"
 
 
 def _groups() -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from orchestrator.models.shards import HfParameter
 from orchestrator.planning.layout import Coordinate
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.worker.attempt import WorkerAttempt
-from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped
+from orchestrator.worker.gradient_norm import PlainGradientNorm, is_unwrapped, take_part_in_every_sum
 from orchestrator.worker.loss import TokenLoss
 from orchestrator.worker.lr_schedule import lr_scheduler_factory
 from orchestrator.worker.muon import compiler_only_for_muon, matrices_of_layers, num_dimensions
@@ -86,8 +86,9 @@ def build_engine(
     if attempt.layout.pipeline_parallel_size > 1:
         engine.__class__ = ENGINES[config.parallelism.schedule]
         _excuse_frozen_tied_weights(model)
+    whole_model = engine.mpu.get_model_parallel_group() if engine.mpu is not None else None
+    take_part_in_every_sum(engine, whole_model)
     if is_unwrapped(engine):
-        whole_model = engine.mpu.get_model_parallel_group() if engine.mpu is not None else None
         engine.plain_gradient_norm = PlainGradientNorm(engine, group=whole_model, tensor_rank=groups.tensor.rank)
     # Last, so that dropout does not depend on what building the model and the optimizer drew.
     _seed_dropout(config, attempt.layout.coordinate(attempt.rank))

@@ -1,7 +1,7 @@
-"""The gradient norm of a run whose optimizer DeepSpeed does not wrap: fp32 at ZeRO stage 0.
+"""The gradient norm where DeepSpeed's own is not there, or would be waited for in vain.
 
-DeepSpeed's clipping there keeps no norm, and in a pipeline it takes a wrong one: it leaves out what is not marked as
-tensor parallel on all stages but the first, and counts a tied weight on both.
+An optimizer that DeepSpeed does not wrap (fp32 at ZeRO stage 0) keeps no norm, and in a pipeline its clipping takes a wrong
+one: it leaves out what is not marked as tensor parallel on all stages but the first, and counts a tied weight on both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -47,6 +49,56 @@ class PlainGradientNorm:
 
     def _clip(self, max_norm: float) -> None:
         nn.utils.clip_grads_with_norm_(self._parameters, max_norm, self.value)
+
+
+def take_part_in_every_sum(engine: Any, group: ProcessGroup | None) -> None:
+    """Let a rank on which DeepSpeed finds nothing to sum take part in the sums of the gradient norm over ``group``.
+
+    ``group`` are the ranks that hold the model together, None for one.
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, BF16_Optimizer):
+        _list_at_least_a_zero(optimizer, engine.device)
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer) and group is not None:
+        own = len(optimizer.bit16_groups)
+        most = torch.tensor(own, device=engine.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        _add_empty_groups(optimizer, int(most) - own)
+
+
+def _list_at_least_a_zero(optimizer: BF16_Optimizer, device: torch.device) -> None:
+    """It fails on an empty list: of a rank that trains nothing but what another one counts (norms, a tied head)."""
+    listed = optimizer.get_grads_for_norm
+
+    def listed_or_zero(for_clipping: bool = False) -> Any:
+        gradients = listed(for_clipping)
+        if for_clipping or gradients[0]:
+            return gradients
+        return [torch.zeros(1, device=device)], gradients[1]
+
+    optimizer.get_grads_for_norm = listed_or_zero
+
+
+def _add_empty_groups(optimizer: DeepSpeedZeroOptimizer, absent: int) -> None:
+    """It sums once for each parameter group of its own, of which a stage that holds the embedding alone has one less.
+
+    The other stages would wait for it until the timeout.
+    """
+    measure, own = optimizer.scaled_global_norm, len(optimizer.bit16_groups)
+
+    def measured_with_empty_groups(*args: Any, **options: Any) -> Any:
+        optimizer.bit16_groups.extend([] for _ in range(absent))
+        optimizer.params_in_partition.extend([] for _ in range(absent))
+        optimizer.averaged_gradients.update((own + number, []) for number in range(absent))
+        try:
+            return measure(*args, **options)
+        finally:
+            del optimizer.bit16_groups[own:], optimizer.params_in_partition[own:]
+            for number in range(absent):
+                del optimizer.averaged_gradients[own + number]
+
+    if absent:
+        optimizer.scaled_global_norm = measured_with_empty_groups
 
 
 def is_unwrapped(engine: Any) -> bool:

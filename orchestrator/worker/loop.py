@@ -25,7 +25,7 @@ from orchestrator.worker.evaluations import Evaluations, earlier_best
 from orchestrator.worker.memory import memory_peak
 from orchestrator.worker.metrics import StepOutcome, Throughput, step_line, train_entry
 from orchestrator.worker.progress import ProgressSigns, say
-from orchestrator.worker.step import training_step
+from orchestrator.worker.step import SkippedSteps, training_step
 from orchestrator.worker.step_profile import StepProfiles
 from orchestrator.worker.stop import StopAgreement
 
@@ -70,7 +70,11 @@ class TrainingOutcome:
 
 
 def train(training: Training, position: Position) -> TrainingOutcome:
-    """Train from ``position`` to the last step, or to the one in hand when the run is asked to stop; every rank calls it."""
+    """Train from ``position`` to the last step, or to the one in hand when the run is asked to stop; every rank calls it.
+
+    Raises:
+        FloatingPointError: the training has diverged.
+    """
     config = training.attempt.config
     batch_size = training.attempt.layout.train_batch_size
     first_step, last_seconds, total_seconds, final_loss = position.step, 0.0, 0.0, None
@@ -78,6 +82,7 @@ def train(training: Training, position: Position) -> TrainingOutcome:
     checkpoint: Path | None = None
     stopped = False
     evaluations = _evaluations(training)
+    skipped = SkippedSteps(precision=config.precision)
     if config.training.evaluate_at_start and position.step == 0:
         evaluations.measure(0)
     training.progress.enter(Phase.train, step=position.step)
@@ -93,6 +98,7 @@ def train(training: Training, position: Position) -> TrainingOutcome:
         if is_last or position.step % config.training.log_every == 0:
             _log_step(training, position, outcome, sum(seconds_since_log) / len(seconds_since_log))
             seconds_since_log.clear()
+        skipped.count(outcome, step=position.step)
         is_evaluated = not is_last and _is_due(position.step, config.training.evaluate_every)
         is_best = is_evaluated and evaluations.measure(position.step)
         is_regular = _is_due(position.step, config.checkpoint.save_every) or (is_last and config.checkpoint.save_at_end)

@@ -135,3 +135,11 @@ def diverged(name: str, value: float, *, step: int) -> FloatingPointError:
         f"the {name} is {value} at step {step}: the training has diverged; "
         "lower optimizer.lr, lengthen lr_scheduler.warmup_steps, or set training.gradient_clipping"
     )
+
+
+def all_skipped(steps: int, *, step: int) -> FloatingPointError:
+    """What ends a training of which step after step is skipped."""
+    return FloatingPointError(
+        f"the gradients of the last {steps} steps, up to step {step}, were not finite and changed no weight: the training has "
+        "diverged; start from finite weights, lower optimizer.lr, or with a fixed loss scale lower precision.loss_scale"
+    )

@@ -19,7 +19,8 @@ _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
 _ASKED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 """As torch's allocators say it, and numpy's."""
 _HOST = re.compile(r"DefaultCPUAllocator|[Cc]annot allocate memory|posix_memalign|std::bad_alloc")
-_DEVICE = re.compile(r"(CUDA|HIP).*out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+_DEVICE = re.compile(r"(CUDA|HIP|Cuda failure).*out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+"""``Cuda failure`` is how NCCL says it, whose buffers are not torch's."""
 
 
 class MemoryWitness:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed
 from deepspeed.runtime.pipe import schedule as instructions
 from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from orchestrator.config.enums import PipelineSchedule
 from orchestrator.worker.bubble import StageTimes, stage_times
@@ -84,9 +86,9 @@ class _Recorded(PipelineEngine):
 
 
 class OneForwardOneBackwardEngine(_Recorded):
-    """DeepSpeed's own engine, which lets go of the logits once they are used.
+    """DeepSpeed's own engine, which lets go of the logits once they are used, and finds the gradients of tied weights.
 
-    DeepSpeed's last stage keeps them until the buffer is used again, over an evaluation and into the next step.
+    DeepSpeed's last stage keeps the logits until the buffer is used again, over an evaluation and into the next step.
     """
 
     def _exec_forward_pass(self, buffer_id: int) -> None:
@@ -102,10 +104,21 @@ class OneForwardOneBackwardEngine(_Recorded):
         if self.is_last_stage():
             self.pipe_buffers["outputs"][buffer_id] = None
 
+    def _exec_reduce_tied_grads(self) -> None:
+        """DeepSpeed looks at ``grad``, where nothing is if fp16 gradients are accumulated in fp32: the copies would part."""
+        if not isinstance(self.optimizer, DeepSpeedZeroOptimizer):
+            super()._exec_reduce_tied_grads()
+            return
+        for weight, group in self.module.get_tied_weights_and_groups():
+            gradient = self.optimizer.get_gradient_for_reduction(weight) if weight.requires_grad else None
+            if gradient is not None:
+                torch.distributed.all_reduce(gradient, group=group)
+
     _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
         **PipelineEngine._INSTRUCTION_MAP,
         instructions.ForwardPass: _exec_forward_pass,
         instructions.BackwardPass: _exec_backward_pass,
+        instructions.ReduceTiedGrads: _exec_reduce_tied_grads,
     }
 
 
@@ -127,7 +140,7 @@ class GPipeEngine(OneForwardOneBackwardEngine):
         super()._exec_backward_pass(buffer_id)
 
     _INSTRUCTION_MAP: ClassVar[dict[Any, Any]] = {
-        **PipelineEngine._INSTRUCTION_MAP,
+        **OneForwardOneBackwardEngine._INSTRUCTION_MAP,
         instructions.ForwardPass: _exec_forward_pass,
         instructions.BackwardPass: _exec_backward_pass,
     }

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed
-from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 from torch import Tensor
 
+from orchestrator.config.enums import Precision
+from orchestrator.config.schema import PrecisionConfig
 from orchestrator.planning.layout import ParallelLayout
 from orchestrator.worker.data.batches import Batch
 from orchestrator.worker.gradient_norm import is_unwrapped
 from orchestrator.worker.loss import global_token_count, micro_batch_scale
-from orchestrator.worker.metrics import StepOutcome, diverged
+from orchestrator.worker.metrics import StepOutcome, all_skipped, diverged
+
+MOST_SKIPPED = 20
+"""Steps that may be skipped one after the other where no loss scale falls: a bad batch is over sooner."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SkippedSteps:
+    """Counts the steps that were skipped one after the other, and ends a training that would learn nothing to its end.
+
+    With a dynamic loss scale DeepSpeed does so itself, when it has come to the smallest.
+    """
+
+    precision: PrecisionConfig
+    in_a_row: int = 0
+
+    def count(self, outcome: StepOutcome, *, step: int) -> None:
+        """Count the outcome of step number ``step``.
+
+        Raises:
+            FloatingPointError: too many steps were skipped.
+        """
+        self.in_a_row = self.in_a_row + 1 if outcome.skipped else 0
+        is_scale_dynamic = self.precision.dtype is Precision.fp16 and self.precision.loss_scale == 0
+        if self.in_a_row >= MOST_SKIPPED and not is_scale_dynamic:
+            raise all_skipped(self.in_a_row, step=step)
 
 
 def training_step(engine: Any, batches: Sequence[Batch], layout: ParallelLayout) -> StepOutcome:
@@ -72,6 +100,8 @@ def _passes(engine: Any, inputs: Sequence[tuple[Tensor, ...]], labels: Sequence[
 def _pipeline_passes(engine: Any, inputs: Sequence[tuple[Tensor, ...]], labels: Sequence[Tensor]) -> Tensor:
     """The same through the pipeline's schedule, which ends in the update and tells every stage the loss."""
     loss: Tensor = engine.train_batch(iter(zip(map(pipeline_inputs, inputs), labels, strict=True)))
+    # DeepSpeed keeps the time of every step until it prints one, which it never does here.
+    engine.timers(TRAIN_BATCH_TIMER).reset()
     return loss
 
 

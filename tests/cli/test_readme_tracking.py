@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SECTION = (ROOT / "README.md").read_text().partition("#### Tracking\n")[2].partition("\n### ")[0]
+SECTION = (ROOT / "README.md").read_text().partition("### Tracking\n")[2].partition("\n### ")[0]
 
 
 @pytest.fixture(scope="module")

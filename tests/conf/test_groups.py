@@ -10,6 +10,7 @@ from orchestrator.commands.planned import plan_run
 from orchestrator.config.load import load_config
 from orchestrator.config.multirun import composed_points, load_multirun
 from orchestrator.config.options import all_options
+from orchestrator.errors import ConfigurationError
 
 CONF = Path(__file__).parents[2] / "conf"
 NEEDS = {
@@ -46,6 +47,31 @@ def test_every_sweep_can_be_previewed_and_has_a_point_that_runs(sweep: str) -> N
     load_multirun(words)
     points = [point for point in composed_points(words) if point.config is not None and plan_run(point.config).fits]
     assert points
+
+
+@pytest.mark.parametrize("overlay", ["experiment", "sweep"])
+def test_an_overlay_without_its_package_line_is_told_which_line_is_missing(tmp_path: Path, overlay: str) -> None:
+    (tmp_path / overlay).mkdir()
+    (tmp_path / overlay / "mine.yaml").write_text("zero:\n  stage: 3\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        load_config([f"{overlay}=mine"], config_dir=tmp_path)
+    assert [finding.fix for finding in refused.value.findings] == ["begin the file with the line: # @package _global_"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("model=/models/llama", "model=hf model.config_path=/models/llama;"),
+        ("model=mine/config.json", "model=hf model.config_path=mine/config.json;"),
+        ("model=mine/model/a.yaml", "--config-dir DIR model=NAME;"),
+        ("experiment=mine/experiment/books.yaml", "--config-dir DIR experiment=NAME;"),
+    ],
+)
+def test_a_path_in_place_of_an_option_is_told_how_files_are_named(word: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load_config([word])
+    (finding,) = refused.value.findings
+    assert hint in finding.fix
 
 
 def test_every_option_is_documented() -> None:

@@ -27,6 +27,7 @@ def executed_passes(attempt_dir: Path) -> tuple[list[tuple[str, int, int]], floa
     engine = build_engine(attempt, attempt.model)
     for step in range(2):
         training_step(engine, reader.training_step(step * attempt.layout.train_batch_size), attempt.layout)
+    assert not any(timer.event_timers for timer in engine.timers.get_timers().values()), "times of past steps would pile up"
     next_micro_batch = [0, 0]
     held: dict[tuple[int, int], int] = {}
     passes = []

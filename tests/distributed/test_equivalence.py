@@ -70,6 +70,26 @@ def test_training_does_not_depend_on_the_layout(tmp_path, reference, table, worl
     assert len({entry["loss_tokens"] for entry in entries(attempt, "train")}) > 1, "the masks should differ from step to step"
 
 
+def test_a_stage_of_the_embedding_alone_takes_part_in_the_gradient_norm(tmp_path, reference):
+    """ZeRO-1 sums once for each parameter group, of which this stage has one and the other two."""
+    cut = ("parallelism.partition_method=explicit", "parallelism.partition_boundaries=[0,1,5]")
+    words = ("zero=stage1", "parallelism.pipeline_parallel_size=2", *cut)
+    attempt = trained(tmp_path / "run", *MASKED, *words, world_size=2)
+    assert largest_relative_difference(curve(attempt), reference.loss) < TOLERANCE
+    assert largest_relative_difference(curve(attempt, "grad_norm"), reference.norm) < TOLERANCE
+
+
+def test_in_bf16_a_rank_that_trains_what_another_one_counts_takes_part_in_the_gradient_norm(tmp_path):
+    """Norms are whole on every rank and count on the first, which ZeRO-1 in bf16 sums with code of its own."""
+    only_norms = ("training.freeze=[proj,embed,head]", "training.max_steps=3", "precision=bf16")
+    own, other = (
+        trained(tmp_path / stage, *only_norms, f"zero={stage}", "parallelism.tensor_parallel_size=2", world_size=2)
+        for stage in ("stage1", "stage2")
+    )
+    assert curve(own, "grad_norm") == pytest.approx(curve(other, "grad_norm"), rel=1e-2)
+    assert curve(own) == pytest.approx(curve(other), rel=1e-4)
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_trains_the_same_whole_and_partitioned(tmp_path, family):
     options = (*FAMILIES[family], "training.max_steps=3", "lr_scheduler.warmup_steps=0")

@@ -83,3 +83,12 @@ def test_a_static_loss_scale_stays_what_it_is(tmp_path, layout):
     overflowing = steps(trained_in_fp16(tmp_path / "high", *LAYOUTS[layout], f"precision.loss_scale={2**TOO_HIGH}"))
     assert {entry["loss_scale"] for entry in overflowing} == {float(2**TOO_HIGH)}
     assert all(entry["skipped"] for entry in overflowing)
+
+
+def test_a_tied_weight_in_a_pipeline_has_the_whole_gradient_when_it_is_accumulated_in_fp32(tmp_path):
+    words = ("model.tie_word_embeddings=true", "precision.grad_accum_dtype=fp32", "precision.initial_scale_power=8")
+    cut, whole = (
+        trained_in_fp16(tmp_path / layout, *LAYOUTS[layout], *words, "training.max_steps=3") for layout in ("pp2", "dp2")
+    )
+    assert curve(cut, "grad_norm") == pytest.approx(curve(whole, "grad_norm"), rel=1e-3)
+    assert curve(cut) == pytest.approx(curve(whole), rel=1e-4)

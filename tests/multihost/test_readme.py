@@ -25,7 +25,7 @@ class Followed:
 
 def blocks() -> list[str]:
     """What the section has a reader type."""
-    section = README.read_text().partition("### Several hosts\n")[2].partition("\n### ")[0]
+    section = README.read_text().partition("### Several hosts\n")[2].partition("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, flags=re.DOTALL)
 
 

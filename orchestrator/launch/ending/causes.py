@@ -37,7 +37,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _cause(
         "device-out-of-memory",
-        r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED",
+        r"OutOfMemoryError|(CUDA|HIP)( error:)? out of memory|Cuda failure.*out of memory|CUBLAS_STATUS_ALLOC_FAILED",
         "a device ran out of memory",
         "orchestrator validate shows what each rank needs and which change makes it fit; "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps where the rest is fragmented",

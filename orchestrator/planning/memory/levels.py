@@ -61,11 +61,6 @@ class Interval(NamedTuple):
         """Whether a reading lies in it."""
         return self.low <= size <= self.high
 
-    @property
-    def relative_width(self) -> float:
-        """Width as a share of the middle."""
-        return 2 * (self.high - self.low) / (self.high + self.low) if self.high else 0.0
-
 
 class Levels(NamedTuple):
     """The three numbers of a phase, or of a whole step, in bytes."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from orchestrator.config.check import check_values
+from orchestrator.config.check import check_values, unknown_flag
 from orchestrator.config.enums import Precision
 from orchestrator.config.load import combine_overrides, load_config, quoted
 from orchestrator.config.multirun import load_multirun
@@ -39,6 +39,29 @@ def test_what_hydra_composes_becomes_the_typed_configuration() -> None:
     assert type(config.zero.reduce_bucket_size) is int
     assert type(config.optimizer.lr) is float
     assert config.launcher.environment == {"NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "example"),
+    [
+        ("--output=json", "--output", "output=json"),
+        ("--dry-run", "--dry-run", "dry_run=VALUE"),
+        ("--optimizer.lr=1e-3", "--optimizer.lr", "optimizer.lr=1e-3"),
+        ("--gpus", "--gpus", "KEY=VALUE"),
+    ],
+)
+def test_an_option_written_as_a_flag_is_told_how_options_are_written(word: str, field: str, example: str) -> None:
+    finding = unknown_flag(word)
+    assert finding.field == field
+    assert f"without dashes: {example};" in finding.fix
+
+
+@pytest.mark.parametrize("words", [["zero.stage", "=", "3"], ["=3"], ["zero.stage"]])
+def test_words_with_spaces_around_the_equals_sign_are_told_so(words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(words)
+    assert [finding.rule for finding in refused.value.findings] == ["override-grammar"] * len(words)
+    assert all("without spaces" in finding.fix for finding in refused.value.findings)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_through_pdsh_workers_get_their_variables_and_nobody_sees_them(tmp_path:
     ("overrides", "visible", "field"),
     [
         (["cluster.hosts=2"], "", "cluster.hostfile"),
-        (["HOSTFILE", "launcher.backend=local"], "", "launcher.backend"),
+        (["HOSTFILE", "launcher=local"], "", "launcher.backend"),
         ([], "GPU-1234,GPU-5678", "CUDA_VISIBLE_DEVICES"),
         ([], "0,1", "CUDA_VISIBLE_DEVICES"),
     ],

@@ -26,10 +26,6 @@ class LiveMemory(TorchDispatchMode):
         """Bytes alive now."""
         return self._live_bytes
 
-    def reset_peak(self) -> None:
-        """Start the peak anew from what is alive."""
-        self.peak_bytes = self._live_bytes
-
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._known or key in self._alive:

@@ -239,6 +239,7 @@ def test_every_problem_of_a_config_json_is_reported_at_once(tmp_path: Path) -> N
         ("{", "not JSON"),
         ("[1]", "holds a list"),
         ('{"model_type": "lama"}', "known are gpt2, llama"),
+        ('{"model_type": "mixtral"}', "known are gpt2, llama"),
         ("{}", "model_type"),
         ('{"model_type": ["llama"]}', "known are"),
     ],
@@ -250,6 +251,8 @@ def test_an_unusable_config_json_is_a_finding(tmp_path: Path, text: str | None, 
     assert expected in finding.message
     if text == '{"model_type": "lama"}':
         assert finding.fix == "did you mean 'llama'?"
+    elif "mixtral" in (text or ""):
+        assert "models/families/README.md" in finding.fix
 
 
 def test_what_is_no_plain_decoder_is_refused() -> None:

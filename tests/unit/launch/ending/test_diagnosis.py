@@ -26,7 +26,11 @@ def test_the_rank_that_failed_first_is_found_behind_the_noise_of_the_others():
 
 LINES = {
     "setup": ["launcher.setup failed: module load cuda/99 (exit code 127)"],
-    "device-out-of-memory": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"],
+    "device-out-of-memory": [
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "torch.AcceleratorError: CUDA error: out of memory",
+        "Cuda failure 2 'out of memory'",
+    ],
     "host-out-of-memory": [LAUNCHER + "-9", "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory"],
     "shared-memory": [LAUNCHER + "-7", "RuntimeError: unable to write to file </torch_41_7>: No space left on device (28)"],
     "segmentation-fault": [LAUNCHER + "-11", "traceback : Signal 11 (SIGSEGV) received by PID 7"],
