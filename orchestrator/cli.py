@@ -307,10 +307,10 @@ def _prepare(arguments: Arguments, config: RunConfig) -> int:
     findings = prepare.word_findings(arguments.overrides)
     if findings:
         raise ConfigurationError(findings)
-    if config.prepare.check:
-        return _finish(prepare.check(config), config.output)
     console = _console(json_on_stdout=config.output is Output.json)
     view = PrepareView(console, _view(config, console))
+    if config.prepare.check:
+        return _finish(prepare.check(config, view), config.output)
     result = prepare.start(prepare.request_of(config), view, stop_seconds=config.launcher.stop_seconds)
     return _finish(result, config.output)
 

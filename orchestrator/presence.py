@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -93,6 +94,9 @@ def write_rank(attempt: Path, record: RankRecord) -> None:
 
 
 def read_ranks(attempt: Path) -> list[RankRecord]:
-    """The ranks that have started, by number."""
-    records = [RankRecord(**read_json(path)) for path in (attempt / RANKS).glob("*.json")]
+    """The ranks that have started, by number; a record that cannot be read, on a disk in trouble, is left out."""
+    records = []
+    for path in (attempt / RANKS).glob("*.json"):
+        with suppress(OSError, ValueError, TypeError):
+            records.append(RankRecord(**read_json(path)))
     return sorted(records, key=lambda record: record.rank)

@@ -25,9 +25,8 @@ import fcntl
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,8 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
 
+ATTEMPT = "attempt.json"
+"""The last of the files that an attempt is started with."""
 RESULT = "result.json"
 SWAP_OWNER = "owner.json"
 """In the run's directory on an NVMe disk: whose it is."""
@@ -99,7 +100,11 @@ class Attempt:
 
 def rank_failures(attempt: Path) -> list[dict[str, Any]]:
     """What the failed ranks of an attempt said, in the order of time."""
-    reports = [read_json(path) for path in attempt.glob("failure_rank_*.json")]
+    reports = []
+    for path in attempt.glob("failure_rank_*.json"):
+        # a disk in trouble must not keep the others from being heard
+        with suppress(OSError, ValueError):
+            reports.append(read_json(path))
     return sorted(reports, key=lambda report: report["time"])
 
 
@@ -176,9 +181,10 @@ def resume_run(run_dir: Path, contents: RunContents, *, resume_tag: str | None) 
 
 def recorded_words(run_dir: Path) -> CommandWords:
     """What the newest attempt was started with; nothing if the directory holds no run."""
-    path = run_dir / "attempts" / str(_newest_attempt(run_dir)) / "attempt.json"
-    if not path.exists():
+    newest = newest_attempt(run_dir)
+    if newest is None:
         return CommandWords()
+    path = newest.path / ATTEMPT
     try:
         attempt = read_json(path)
         return CommandWords(overrides=tuple(attempt["overrides"]), config_dir=attempt["config_dir"])
@@ -201,8 +207,10 @@ def exclusive(run_dir: Path) -> Iterator[int]:
     Raises:
         ConfigurationError: another process holds it, or its file system has no locks.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("w") as lock:
+    with writable(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -223,6 +231,21 @@ def exclusive(run_dir: Path) -> Iterator[int]:
         yield lock.fileno()
 
 
+@contextmanager
+def writable(run_dir: Path) -> Iterator[None]:
+    """While the files of a start are written.
+
+    Raises:
+        ConfigurationError: one of them cannot be: a full disk, a quota, other rights.
+    """
+    try:
+        yield
+    except OSError as problem:
+        message = f"{problem.filename or run_dir} cannot be written: {problem.strerror or problem}"
+        fix = "make room (df, quota) and see to the rights of the folder, or choose another run_dir"
+        raise ConfigurationError([error("run-directory", "run_dir", message, fix)]) from None
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` so that readers see all of it or the file before it."""
     write_text(path, json.dumps(value, indent=2) + "\n")
@@ -231,15 +254,16 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` so that readers see all of it or the file before it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise
 
 
@@ -250,13 +274,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | None) -> Attempt:
-    number = 1 + _newest_attempt(run_dir)
+    number = 1 + max(_attempt_numbers(run_dir), default=0)
     attempt = Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir)
     _write_contents(attempt.path, contents)
     checkpoint_dir(run_dir).mkdir(exist_ok=True)
     run = read_json(run_dir / "request" / "run.json")
     write_json(
-        attempt.path / "attempt.json",
+        attempt.path / ATTEMPT,
         {
             "attempt": number,
             "run_name": run["run_name"],
@@ -271,29 +295,28 @@ def _open_attempt(run_dir: Path, contents: RunContents, *, resume_tag: str | Non
 
 
 def newest_attempt(run_dir: Path) -> Attempt | None:
-    """The newest attempt of a run; None if ``run_dir`` holds no run."""
-    number = _newest_attempt(run_dir)
-    return Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) if number else None
+    """The newest attempt of a run; None if ``run_dir`` holds no run. One that was cut off while it was written is none."""
+    return next((attempt for attempt in _attempts(run_dir) if (attempt.path / ATTEMPT).exists()), None)
 
 
 def newest_started(run_dir: Path) -> Attempt | None:
     """The newest attempt that has a log, and so was more than a dry run; None if there is none."""
-    numbers = range(_newest_attempt(run_dir), 0, -1)
-    attempts = (Attempt(number=n, path=run_dir / "attempts" / str(n), run_dir=run_dir) for n in numbers)
-    return next((attempt for attempt in attempts if attempt.log_file.exists()), None)
+    return next((attempt for attempt in _attempts(run_dir) if attempt.log_file.exists()), None)
 
 
 def newest_finished(run_dir: Path) -> Attempt | None:
     """The newest attempt that ended well."""
-    numbers = range(_newest_attempt(run_dir), 0, -1)
-    attempts = (Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir) for number in numbers)
-    return next((attempt for attempt in attempts if attempt.result is not None), None)
+    return next((attempt for attempt in _attempts(run_dir) if attempt.result is not None), None)
 
 
-def _newest_attempt(run_dir: Path) -> int:
-    """The number of the newest attempt; 0 if there is none."""
-    names = [path.name for path in (run_dir / "attempts").glob("*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+def _attempts(run_dir: Path) -> Iterator[Attempt]:
+    """What may be the attempts of a run, the newest first."""
+    for number in sorted(_attempt_numbers(run_dir), reverse=True):
+        yield Attempt(number=number, path=run_dir / "attempts" / str(number), run_dir=run_dir)
+
+
+def _attempt_numbers(run_dir: Path) -> list[int]:
+    return [int(path.name) for path in (run_dir / "attempts").glob("*") if path.name.isdigit()]
 
 
 def _write_contents(folder: Path, contents: RunContents) -> None:

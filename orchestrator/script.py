@@ -19,13 +19,15 @@ is reported and ``this_run()`` is None, so the same file does for both. A Huggin
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-_RESERVED = ("kind", "time", "step")
+RESERVED = ("kind", "time", "step")
+"""Names in an entry of the metrics that no reported number may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Launch(Protocol):
         """Take note of a checkpoint."""
 
     def should_stop(self) -> bool:
-        """Whether the run is to save and stop, the same on every rank."""
+        """Whether the run is to save and stop."""
 
     def lr_scheduler(self, optimizer: Any) -> Any:
         """The learning rate of ``lr_scheduler.*``."""
@@ -87,7 +89,7 @@ def report(*, step: int, **values: Any) -> None:
     one. From the first report on a run that does not report for ``launcher.hang_timeout`` counts as hung.
 
     Raises:
-        TypeError: a value is no number (a tensor with one element is).
+        TypeError: ``step`` is no whole number, or a value no number (a tensor with one element is).
     """
     _report("train", step, values)
 
@@ -96,7 +98,7 @@ def report_evaluation(*, step: int, **values: Any) -> None:
     """Record numbers of an evaluation after step ``step``. ``held_out_loss`` is the metric that sweeps compare by default.
 
     Raises:
-        TypeError: a value is no number.
+        TypeError: ``step`` is no whole number, or a value no number.
     """
     _report("evaluate", step, values)
 
@@ -110,7 +112,9 @@ def report_checkpoint(path: str | os.PathLike[str]) -> None:
 def should_stop() -> bool:
     """Whether the run has been asked to save and stop (Ctrl-C, ``orchestrator stop``, a time limit).
 
-    Every rank calls it after the same steps and gets the same answer. A script that never asks is ended without saving.
+    Every rank calls it after the same steps. All get the same answer once torch.distributed is initialized
+    (``deepspeed.initialize`` does it); before that, each hears only what it has been told itself, which may come a step
+    earlier or later on another. A script that never asks is ended without saving.
     """
     return _launch is not None and _launch.should_stop()
 
@@ -136,14 +140,18 @@ def __getattr__(name: str) -> Any:
 
 def _report(kind: str, step: int, values: Mapping[str, Any]) -> None:
     numbers = {name: _number(name, value) for name, value in values.items() if value is not None}
+    try:
+        whole = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step={step!r} is no whole number") from None
     if _launch is not None:
-        _launch.report(kind, step, numbers)
+        _launch.report(kind, whole, numbers)
 
 
 def _number(name: str, value: Any) -> float:
-    if name in _RESERVED:
+    if name in RESERVED:
         raise TypeError(f"{name!r} is a name of the orchestrator's own: report it under another")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(f"{name}={value!r} is no number") from None

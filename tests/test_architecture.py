@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "steady": set(),
     "tracking": {*SCHEMA, "run_dir", "steady", "sweep_point"},
     "launch": {
+        "checkpoints",
         "planning",
         "tokens.sources",
         "deepspeed_config",

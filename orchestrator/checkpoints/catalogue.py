@@ -11,7 +11,9 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ BEST = "best"
 TAG_PATTERN = re.compile(r"global_step(\d+)")
 DROPOUT_SUFFIXES = ("dropout", "pdrop")
 """How Hugging Face's names for dropout probabilities end: they shape no weight, and a resumed run may change them."""
+_REMOVED = ".removed_"
+"""How the names of folders begin that are being removed."""
 SIZES = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 
 
@@ -103,11 +107,30 @@ def best(checkpoint_dir: Path) -> Checkpoint | None:
     return min(measured, key=lambda checkpoint: checkpoint.manifest.held_out_loss or 0.0, default=None)
 
 
+def unfinished_bytes(checkpoint_dir: Path) -> int:
+    """What lies in the folders that are no checkpoint, of a save or a removal that goes on; it changes while it gets on."""
+    total = 0
+    for folder in checkpoint_dir.glob("*"):
+        if folder.is_dir() and not (folder / MANIFEST).exists():
+            for path in folder.rglob("*"):
+                with suppress(OSError):
+                    total += path.stat().st_size
+    return total
+
+
 def clear_tag(tag_dir: Path) -> None:
-    """Make room for a save. The manifest goes first, so that a half-removed checkpoint is none."""
+    """Make room for a save. The manifest goes first, so that a half-removed checkpoint is none.
+
+    Files that somebody else has open on a network disk stay until they are closed, under another name.
+
+    Raises:
+        OSError: it cannot be moved away.
+    """
     (tag_dir / MANIFEST).unlink(missing_ok=True)
     if tag_dir.exists():
-        shutil.rmtree(tag_dir)
+        tag_dir.replace(tag_dir.with_name(f"{_REMOVED}{tag_dir.name}.{time.time_ns()}"))
+    for removed in tag_dir.parent.glob(f"{_REMOVED}*"):
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def remove_old(checkpoint_dir: Path, keep: int, *, keep_best: bool = False) -> list[str]:

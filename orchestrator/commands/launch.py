@@ -56,6 +56,7 @@ from orchestrator.run_dir import (
     require_usable,
     resume_run,
     start_run,
+    writable,
     write_json,
     write_text,
 )
@@ -160,8 +161,9 @@ def start(
         show(_announcement(prepared))
         return slurm.launch_job(config, prepared.words, echo, show)
     with exclusive(prepared.run_dir):
-        attempt = _freeze(prepared)
-        spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
+        with writable(prepared.run_dir):
+            attempt = _freeze(prepared)
+            spec = _prepare_spec(config, plan, attempt, prepared.master_addr)
         show(_announcement(prepared))
         if config.view is not View.quiet or config.dry_run:
             show(text.command_report(spec.shell(), attempt.path))
@@ -170,7 +172,9 @@ def start(
         if not config.launcher.detach:
             slurm_restart.keep_job(config)
             with nullcontext(echo) if follow is None else follow(attempt.path) as shown:
-                outcome = Controller(attempt.path, spec, private=private_variables(), echo=shown).run()
+                with writable(prepared.run_dir):
+                    controller = Controller(attempt.path, spec, private=private_variables(), echo=shown)
+                outcome = controller.run()
             slurm_restart.requeue_if_due(config, outcome, prepared.resume_tag, echo)
             return _ended(outcome, attempt)
     return _detached(hand_over(attempt.path, spec, private=private_variables()), attempt)

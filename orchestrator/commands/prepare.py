@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,13 +26,13 @@ from orchestrator.launch.command import LaunchCommand
 from orchestrator.launch.processes import Ended, meaning, supervise
 from orchestrator.report import text
 from orchestrator.run_dir import read_json
-from orchestrator.tokens.request import RESULT, PrepareRequest
-from orchestrator.tokens.store import open_tokens
+from orchestrator.tokens.request import RESULT, PrepareProgress, PrepareRequest
+from orchestrator.tokens.store import TokenStore, open_tokens
 from orchestrator.units import format_bytes, format_count, format_seconds
 
 HELP = """Turn text into token files that data.source=tokens trains on: Megatron's .bin/.idx with a manifest and checksums.
 
-Reads JSON lines, parquet, plain text (each also .gz or .zst) and Hugging Face datasets saved on disk. The tokenizer is
+Reads JSON lines and plain text (both also .gz or .zst), parquet and Hugging Face datasets saved on disk. The tokenizer is
 data.tokenizer_path, a tokenizer.json or a Hugging Face folder; null trains a byte-level BPE on the text. Killed and started
 again it goes on where it was; the files are the same to the byte. Bad lines are counted and named, and refused if there are
 more than prepare.max_bad_fraction. Only prepare.*, data.tokenizer_path, data.tokenizer_vocab_size, data.file_suffixes, view
@@ -46,6 +47,8 @@ Examples:
 
 WORKER = "orchestrator.worker.prepare"
 LOG = "prepare.log"
+SILENT_SECONDS = 1.0
+"""A check that is over within this says only what it has found."""
 _OWN_WORDS = ("prepare", "output", "command", "view", "experiment", "launcher.stop_seconds")
 _OWN_DATA_WORDS = ("data.tokenizer_path", "data.tokenizer_vocab_size", "data.file_suffixes")
 _SMALLEST_VOCABULARY = 257
@@ -128,8 +131,8 @@ def start(request: PrepareRequest, view: View, *, stop_seconds: float) -> Comman
     return CommandResult(exit_code=OK, payload={"output": request.output, **result}, text=_report(request, result))
 
 
-def check(config: RunConfig) -> CommandResult:
-    """Read token files again, every byte, and compare them with their checksums.
+def check(config: RunConfig, view: View) -> CommandResult:
+    """Read token files again, every byte, and compare them with their checksums; ``view`` shows how far that has come.
 
     Raises:
         ConfigurationError: there are none, or files are missing or cut.
@@ -140,7 +143,8 @@ def check(config: RunConfig) -> CommandResult:
             [error("prepare-output", "prepare.output", "nothing is named to check", "set prepare.output=DIR")]
         )
     store = open_tokens(_absolute(path), field="prepare.output")
-    findings = store.verify()
+    with view:
+        findings = store.verify(_advanced(store, view))
     payload = {
         "status": "damaged" if findings else "verified",
         "output": str(store.path),
@@ -153,6 +157,23 @@ def check(config: RunConfig) -> CommandResult:
     verdict = "damaged" if findings else "every file is as it was written" if store.manifest else "files and index agree"
     lines = [*text.findings_report(findings), Text(f"{store.path}: {amount}, {len(store.files)} shards: {verdict}")]
     return CommandResult(exit_code=REFUSED if findings else OK, payload=payload, text=lines)
+
+
+def _advanced(store: TokenStore, view: View) -> Callable[[int], None]:
+    """Takes the bytes of each file that has been read, and says of a check that lasts how far it has come."""
+    started, done = time.monotonic(), 0
+
+    def advanced(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        seconds = time.monotonic() - started
+        if seconds >= SILENT_SECONDS:
+            progress = PrepareProgress(
+                stage="checking", bytes=done, num_bytes=store.num_bytes, seconds=seconds, fresh_bytes=done
+            )
+            view.line(progress.line())
+
+    return advanced
 
 
 def _path_findings(options: PrepareConfig) -> Iterator[Finding]:
@@ -177,6 +198,9 @@ def _field_findings(options: PrepareConfig) -> Iterator[Finding]:
     elif prompt is not None and prompt == answer:
         message = f"prompt and answer are both in {prompt!r}"
         yield error("prepare-field", "prepare.answer_field", message, "name two fields, or prepare.text_field alone")
+    if prompt is not None and options.text_field != PrepareConfig().text_field:
+        message = f"{options.text_field!r} is not read beside prepare.prompt_field={prompt}"
+        yield error("prepare-field", "prepare.text_field", message, "name either the text, or the prompt and the answer")
     if prompt is not None and options.format is TextFormat.text:
         message = "plain text has no fields for a prompt and an answer"
         yield error("prepare-field", "prepare.prompt_field", message, "give them as jsonl, parquet or dataset")

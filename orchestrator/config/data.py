@@ -62,12 +62,13 @@ class PrepareConfig:
     check: bool = False
     """Make nothing: read the token files of output again and compare them with their checksums."""
     input: list[str] = field(default_factory=list)
-    """Files and folders to read, in this order; what is in a folder is read in sorted order. .gz and .zst are unpacked."""
+    """Files and folders to read, in this order; what is in a folder is read in sorted order. JSON lines and text that end in
+    .gz or .zst are unpacked."""
     output: str | None = None
     """Folder of the token files. One that is there is gone on with, if it was made from the same."""
     format: TextFormat = TextFormat.auto
     """What the input is; auto = by the ending of each file: .jsonl, .ndjson, .parquet, data.file_suffixes for text; a dataset
-    is a folder."""
+    is a folder. jsonl reads the .json of a folder that has no .jsonl."""
     text_field: str = "text"
     """Field or column that holds the text (jsonl, parquet, dataset)."""
     prompt_field: str | None = None

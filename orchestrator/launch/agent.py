@@ -23,7 +23,7 @@ from types import FrameType
 from typing import IO, Any
 
 from orchestrator.launch.ports import free_port
-from orchestrator.launch.processes import Session
+from orchestrator.launch.processes import Session, lines_of
 from orchestrator.launch.protocol import BEAT_SECONDS, SILENCE_SECONDS, StartOrder, decode, encode
 from orchestrator.launch.rank_watch import Changes, RankWatch
 from orchestrator.launch.setup_lines import after_setup
@@ -32,6 +32,8 @@ _POLL_SECONDS = 0.1
 _MOST_QUEUED = 10_000
 """Lines that wait for a slow link; then the ranks wait to print."""
 _DRAIN_SECONDS = 5.0
+_FOLDER_SECONDS = 60.0
+"""NFS believes for so long what it has seen of a folder (``acdirmax``)."""
 NOT_STARTED = 127
 """In place of an exit code: the launcher is not there."""
 
@@ -59,10 +61,11 @@ def main() -> None:
 
 def serve(order: StartOrder, orders: Orders, replies: Replies) -> None:
     """Run what was ordered to its end; nothing of it is left when this returns."""
+    _await_folder(order.working_directory, orders, replies)
     try:
         process = _started(order)
     except OSError as problem:
-        replies.say({"event": "output", "text": f"{order.argv[0]}: {problem.strerror}\n"})
+        replies.say({"event": "output", "text": f"{problem.filename or order.argv[0]}: {problem.strerror}\n"})
         replies.say({"event": "exited", "exit_code": NOT_STARTED, "left": []})
         return
     replies.say({"event": "started", "session": process.pid})
@@ -173,6 +176,14 @@ class Replies:
                 self._room.release()
 
 
+def _await_folder(path: str, orders: Orders, replies: Replies) -> None:
+    """A network disk may show a new folder late on a host that has looked for it before, as preflight does."""
+    until = time.monotonic() + _FOLDER_SECONDS
+    while not Path(path).is_dir() and time.monotonic() < until and not orders.stops:
+        replies.beat()
+        time.sleep(_POLL_SECONDS)
+
+
 def _started(order: StartOrder) -> subprocess.Popen[str]:
     return subprocess.Popen(
         after_setup(order.setup, order.argv),
@@ -189,7 +200,7 @@ def _started(order: StartOrder) -> subprocess.Popen[str]:
 
 def _pass_on(stream: IO[str], replies: Replies) -> None:
     with stream:
-        for line in stream:
+        for line in lines_of(stream):
             replies.print(line)
 
 

@@ -38,6 +38,7 @@ class AgentLink:
     output: Callable[[str], None] = field(repr=False)
     """Takes each line that the host prints."""
     heard: float = field(default_factory=time.monotonic)
+    """When it last said something; infinite while its words are being passed on, which a disk may delay."""
     ready: Mapping[str, Any] | None = None
     exited: Mapping[str, Any] | None = None
     """How the launcher on this host ended."""
@@ -89,11 +90,13 @@ class AgentLink:
     def drop(self) -> None:
         """Give the agent up: it ends its session when its orders end."""
         self.process.kill()
-        self._close_orders()
+        self.close_orders()
+        # others may hold the pipe open, as a shared connection of ssh does: its end is not waited for
+        self.closed = True
 
     def close(self, seconds: float) -> int | None:
         """Wait for the process that carried the words; its exit code, None if it had to be killed."""
-        self._close_orders()
+        self.close_orders()
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -101,7 +104,8 @@ class AgentLink:
             self.process.wait()
             return None
 
-    def _close_orders(self) -> None:
+    def close_orders(self) -> None:
+        """Give no more of them: an agent that has not ended ends now."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -118,7 +122,7 @@ class AgentLink:
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
-                self.heard = time.monotonic()
+                self.heard = float("inf")
                 message = decode(line)
                 if message is None:
                     self.output(line.decode(errors="replace"))
@@ -126,7 +130,9 @@ class AgentLink:
                     self.output(message["text"])
                 else:
                     self._note(message)
+                self.heard = time.monotonic()
         finally:
+            self.process.stdout.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 # its exit code is looked at as soon as it is closed
                 self.process.wait(_REAP_SECONDS)

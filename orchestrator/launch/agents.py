@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from orchestrator.launch.agent_link import AgentLink, Events
 from orchestrator.launch.ending.status import Ending, Status
 from orchestrator.launch.pdsh import remove_private, without, write_private
 from orchestrator.launch.processes import Output, meaning
-from orchestrator.launch.protocol import StartOrder
+from orchestrator.launch.protocol import BEAT_SECONDS, StartOrder
 from orchestrator.launch.remote import UNREACHABLE
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import SshTransport, Transport, is_this_machine, python_command
@@ -95,10 +97,23 @@ class Agents:
             while True:
                 self._events.get_nowait()
 
-    def beat(self) -> None:
-        """Say that the controller lives."""
-        for link in self.links:
-            link.beat()
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """Say again and again that the controller lives: a disk that keeps it waiting must not end the run."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT_SECONDS):
+                for link in list(self.links):
+                    link.beat()
+
+        thread = threading.Thread(target=beat, name="beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(CLOSE_SECONDS)
 
     def failures(self) -> Iterator[Ending]:
         """What has failed. An agent that cannot be heard any more is given up."""
@@ -133,9 +148,9 @@ class Agents:
 
     def close(self, attempt: Path) -> None:
         """Let go of all of them. They end what they have not ended yet."""
-        remove_private(attempt)
-        for link in self.links:
-            link.close(CLOSE_SECONDS)
+        with contextlib.suppress(OSError):
+            remove_private(attempt)
+        _close(self.links, CLOSE_SECONDS)
 
     def clean_hosts(self) -> None:
         """Remove what the run has left on the disks of hosts that had no agent."""
@@ -145,8 +160,7 @@ class Agents:
         cleaners = [self._agent_on(host, over_ssh) for host in self._spec.hosts]
         for link in cleaners:
             link.start(self._order(()))
-        for link in cleaners:
-            link.close(self._spec.connect_seconds + _READY_SECONDS)
+        _close(cleaners, self._spec.connect_seconds + _READY_SECONDS)
 
     def _agent_on(self, host: str, transport: Transport) -> AgentLink:
         process = transport.start(host, python_command("orchestrator.launch.agent"))
@@ -173,6 +187,15 @@ class Agents:
             swap_owner=spec.swap_owner,
             swap_owner_file=SWAP_OWNER,
         )
+
+
+def _close(links: Sequence[AgentLink], seconds: float) -> None:
+    """Let all of them end, within so long together."""
+    until = time.monotonic() + seconds
+    for link in links:
+        link.close_orders()
+    for link in links:
+        link.close(max(until - time.monotonic(), 0.0))
 
 
 def _launcher_failure(link: AgentLink, exit_code: int) -> Iterator[Ending]:

@@ -15,14 +15,15 @@ from orchestrator.control import OUTCOME, ControllerRecord, State, Stop, read_st
 from orchestrator.launch.agents import CLOSE_SECONDS, Agents
 from orchestrator.launch.ending.hang import ProgressWatch, hung
 from orchestrator.launch.ending.outcome import Outcome, outcome_of
+from orchestrator.launch.ending.stacks import await_stacks
 from orchestrator.launch.ending.status import Ending, Status, StoppedBy
 from orchestrator.launch.pdsh import remove_private
-from orchestrator.launch.processes import PROGRESS, Output, StopRequests
-from orchestrator.launch.protocol import BEAT_SECONDS
+from orchestrator.launch.processes import PROGRESS, Output, StopRequests, open_log
 from orchestrator.launch.slurm.transport import SrunTransport
 from orchestrator.launch.spec import LaunchSpec
 from orchestrator.launch.transport import LocalTransport, SshTransport, Transport
 from orchestrator.lease import LEASE, RENEW_SECONDS, Lease, LeaseWatch, Request
+from orchestrator.presence import read_ranks
 from orchestrator.run_dir import LOG, write_json
 from orchestrator.units import format_seconds
 
@@ -58,9 +59,10 @@ class Controller:
         self._ending: Ending | None = None
         self._has_started = False
         self._stops_sent = 0
+        self._asked_to_save = float("inf")
         self._stacks_until: float | None = None
         self._give_up = float("inf")
-        self._beaten = self._looked = float("-inf")
+        self._renewed = self._looked = float("-inf")
         self._asked: Stop | None = None
         self._record = ControllerRecord(
             host=socket.gethostname(),
@@ -80,20 +82,24 @@ class Controller:
         or a stop request in the attempt end the run, after a checkpoint if it is to save; a second one ends it at once.
         SIGUSR1 says that a time limit is near.
         """
-        with (self._attempt / LOG).open("w", encoding="utf-8", buffering=1) as log, self._requests.listening():
+        with open_log(self._attempt / LOG) as log, self._requests.listening():
             self._output = Output(log, self._echo)
             self._end_earlier_attempts()
             self._lease = Lease(self._attempt)
             self._agents = Agents(self._spec, self._transport, private=self._private, output=self._output)
             try:
-                self._run()
+                with self._agents.kept_alive():
+                    self._run()
             finally:
                 self._try(self._lease.end)
                 self._agents.close(self._attempt)
             self._clean_up()
             outcome = outcome_of(self._attempt, self._agents.links, self._ending)
+            # who follows the log on another host stops reading when the outcome is there
+            self._try(partial(os.fsync, log.fileno()))
             self._try(partial(write_json, self._attempt / OUTCOME, outcome.to_dict()))
             self._enter(State.ended)
+            self._output.close()
         return outcome
 
     def _end_earlier_attempts(self) -> None:
@@ -101,7 +107,7 @@ class Controller:
         others = [path.parent for path in self._attempt.parent.glob(f"*/{LEASE}") if path.parent != self._attempt]
         standing = [other for other in others if LeaseWatch(other).look().reason is None]
         for other in standing:
-            Lease(other).end()
+            self._try(partial(_end_lease, other))
         if standing:
             time.sleep(_SEE_SECONDS)
 
@@ -123,12 +129,11 @@ class Controller:
             self._ending = self._interrupted()
 
     def _tick(self) -> None:
-        """One turn: hear the agents, keep the leases, look whether anything has to end."""
+        """One turn: hear the agents, keep the lease, look whether anything has to end."""
         self._agents.wait(_POLL_SECONDS)
         now = time.monotonic()
-        if now - self._beaten > BEAT_SECONDS:
-            self._beaten = now
-            self._agents.beat()
+        if now - self._renewed > RENEW_SECONDS:
+            self._renewed = now
             self._try(self._lease.renew)
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
@@ -142,18 +147,23 @@ class Controller:
         """Look at what others have left in the attempt."""
         self._asked = read_stop(self._attempt)
         self._progress.look()
-        if self._progress.all_have_started:
-            remove_private(self._attempt)
+        if self._spec.backend is LauncherBackend.pdsh and self._progress.all_have_started:
+            self._try(partial(remove_private, self._attempt))
         silent = self._progress.silent_seconds
-        if self._record.state is State.saving and silent > SAVE_SECONDS:
+        if self._record.state is State.saving and min(silent, time.monotonic() - self._asked_to_save) > SAVE_SECONDS:
             self._say(f"no progress for {format_seconds(silent)}: the run ends without having saved")
             self._end(self._interrupted())
         elif self._record.state is State.running and 0 < self._spec.hang_timeout < silent:
             self._look_where_it_hangs(silent)
+        elif self._record.state is State.running and self._stacks_until is not None:
+            self._say("it gets on again")
+            self._stacks_until = None
+            self._try(partial(self._lease.ask, Request.go_on))
 
     def _look_where_it_hangs(self, silent: float) -> None:
         """Ask every rank for its stack, and end the run when all have answered or had their time."""
         if self._stacks_until is None:
+            self._try(partial(await_stacks, self._attempt, [record.rank for record in read_ranks(self._attempt)]))
             self._say(f"no progress for {format_seconds(silent)}: asking every rank where it stands")
             self._stacks_until = time.monotonic() + _STACK_SECONDS
             self._try(partial(self._lease.ask, Request.dump_stacks))
@@ -165,6 +175,8 @@ class Controller:
         """Find out whether the run has failed, on any of its hosts."""
         for failure in self._agents.failures():
             self._end(failure)
+        if (fault := self._output.fault) is not None:
+            self._end(Ending(status=Status.failed, reason=f"what the run says cannot be shown, a bug: {fault!r}"))
 
     def _obey(self) -> None:
         """Do what was asked: save and stop, or stop at once."""
@@ -181,6 +193,7 @@ class Controller:
                 "stopping: the ranks save after the step in hand, and may take their time while they get on "
                 f"(no progress for {format_seconds(SAVE_SECONDS)} ends it); stop once more to end it now"
             )
+            self._asked_to_save = time.monotonic()
             self._enter(State.saving)
             self._try(partial(self._lease.ask, Request.save_and_stop))
             return
@@ -226,6 +239,10 @@ class Controller:
             action()
         except OSError as problem:
             self._output.write(f"{self._attempt}: {problem}\n")
+
+
+def _end_lease(attempt: Path) -> None:
+    Lease(attempt).end()
 
 
 def transport_of(spec: LaunchSpec) -> Transport:

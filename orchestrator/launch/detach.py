@@ -6,6 +6,7 @@ has said that it holds the run. It works in a session of its own; what it needs 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ CONTROLLER_LOG = "controller.log"
 """What a detached controller says, beside the log of the run."""
 RULE = "detach"
 _START_SECONDS = 60.0
+_DRAIN_SECONDS = 5.0
 _HELD = "held"
 
 
@@ -45,7 +47,10 @@ def hand_over(
         printed, _ = process.communicate(json.dumps(dict(private)).encode(), timeout=spec.connect_seconds + _START_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        printed, _ = process.communicate()
+        printed = b""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # others may hold the pipe open
+            printed, _ = process.communicate(timeout=_DRAIN_SECONDS)
     record = read_controller(attempt)
     words = printed.decode(errors="replace").strip()
     if words.endswith(_HELD) and record is not None:

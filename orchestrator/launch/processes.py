@@ -6,6 +6,7 @@ Standard library and psutil only: every host of a run loads this.
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -29,6 +30,10 @@ PROGRESS = "[orchestrator] "
 
 _DRAIN_SECONDS = 5.0
 _POLL_SECONDS = 0.1
+_MOST_WAITING = 10_000
+"""Progress lines that wait for a terminal; those beyond are in the log alone."""
+_LONGEST_LINE = 1 << 20
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ def supervise(command: LaunchCommand, *, log_file: Path, echo: Callable[[str], N
     (SIGTERM to its processes, SIGKILL after ``stop_seconds``); a second one kills at once.
     """
     requests = StopRequests()
-    with log_file.open("w", encoding="utf-8", buffering=1) as log, requests.listening():
+    with open_log(log_file) as log, requests.listening():
         process = subprocess.Popen(
             command.argv,
             env={**os.environ, **command.environment},
@@ -69,6 +74,9 @@ def supervise(command: LaunchCommand, *, log_file: Path, echo: Callable[[str], N
         # the launcher may have died before its ranks: what is left of the session goes now
         session.clear()
         reader.join(_DRAIN_SECONDS)
+        output.close()
+    if output.fault is not None:
+        raise output.fault
     return Ended(exit_code=process.returncode, interrupted=requests.count > 0)
 
 
@@ -91,36 +99,87 @@ def signal_of(exit_code: int) -> int | None:
 
 
 class Output:
-    """Where the lines of a run go: all into the log, progress to the user. Neither's end is the end of the run."""
+    """Where the lines of a run go: all into the log, progress to the user. Neither's end is the end of the run.
+
+    ``echo`` is called on a thread of its own: a terminal that takes nothing (Ctrl-S, a pager) keeps nobody waiting.
+    """
 
     def __init__(self, log: IO[str], echo: Callable[[str], None]) -> None:
         self._log, self._echo = log, echo
-        self._logs = self._echoes = True
+        self._logs = True
+        self._is_closed = False
         self._lock = threading.Lock()
+        self._progress: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
+        self._shows = threading.Thread(target=self._show, daemon=True)
+        self._shows.start()
+        self.fault: Exception | None = None
+        """What went wrong in ``echo`` itself, besides a terminal that has gone."""
 
     def write(self, line: str) -> None:
         """Pass a line on, with its end."""
         _, mark, progress = line.partition(PROGRESS)
         with self._lock:
-            if self._logs:
-                self._logs = _succeeds(partial(self._log.write, line))
-            if mark and self._echoes:
-                self._echoes = _succeeds(partial(self._echo, progress.rstrip()))
+            if self._is_closed:
+                # a link that was given up, and speaks again
+                return
+            # tried again each time: a full disk may have room later
+            self._logs = _succeeds(partial(self._log.write, line), tells=self._logs)
+        if mark:
+            with suppress(queue.Full):
+                self._progress.put_nowait(progress.rstrip())
 
     def forward(self, stream: IO[str]) -> None:
         """Read to the end whatever happens to the terminal or the disk: a pipe nobody reads would end the training."""
         with stream:
-            for line in stream:
+            for line in lines_of(stream):
                 self.write(line)
 
+    def close(self) -> None:
+        """Show what is left, if anybody takes it; what is written from now on is lost."""
+        with self._lock:
+            self._is_closed = True
+        with suppress(queue.Full):
+            self._progress.put(None, timeout=_DRAIN_SECONDS)
+        self._shows.join(_DRAIN_SECONDS)
 
-def _succeeds(action: Callable[[], object]) -> bool:
+    def _show(self) -> None:
+        try:
+            for line in iter(self._progress.get, None):
+                if not _succeeds(partial(self._echo, line)):
+                    return
+        except Exception as problem:  # a bug; who waits for the end of the run is told
+            self.fault = problem
+
+
+def lines_of(stream: IO[str]) -> Iterator[str]:
+    """The lines of a stream, each with its end; one without end is cut before it fills the memory."""
+    while line := stream.readline(_LONGEST_LINE):
+        yield line if line.endswith("\n") else line + "\n"
+
+
+@contextmanager
+def open_log(path: Path) -> Iterator[IO[str]]:
+    """A log that is written line by line; a disk that is full when it is closed takes nothing else away.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    log = path.open("w", encoding="utf-8", buffering=1)
+    try:
+        yield log
+    finally:
+        with suppress(OSError):
+            log.close()
+
+
+def _succeeds(action: Callable[[], object], *, tells: bool = True) -> bool:
     try:
         action()
     except (OSError, ValueError, SystemExit) as problem:
         # the terminal has gone, the disk is full, or the log was closed because the run has ended
-        with suppress(OSError, ValueError):
-            print(f"the run goes on, but its output is lost from here: {problem}", file=sys.__stderr__)
+        if tells:
+            with suppress(OSError, ValueError):
+                print(f"the run goes on, but its output is lost from here: {problem}", file=sys.__stderr__)
         return False
     return True
 
@@ -137,8 +196,13 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run, and ignore Ctrl-Z: who sleeps is taken for dead."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        """Take SIGINT, SIGTERM, SIGHUP and SIGUSR1 for the time of a run, and ignore Ctrl-Z: who sleeps is taken for dead.
+
+        What was started with nohup still hears nothing of its terminal.
+        """
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            numbers.remove(signal.SIGHUP)
         previous = {number: signal.signal(number, self._note) for number in numbers}
         previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         try:
@@ -185,10 +249,9 @@ class Session:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of them."""
         for member in self.members():
-            try:
+            # it has gone, or a program with other rights was started (sudo)
+            with suppress(psutil.Error):
                 member.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
 
     def clear(self) -> None:
         """End what the leader left: SIGTERM, then SIGKILL."""

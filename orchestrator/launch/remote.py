@@ -30,5 +30,7 @@ def ssh_options(launcher: LauncherConfig) -> list[str]:
         "ServerAliveInterval": str(_ALIVE_SECONDS),
         "ServerAliveCountMax": str(_ALIVE_COUNT),
         "LogLevel": "ERROR",
+        # an open shared connection is used, but none is left behind for others, with our pipes in its hands
+        "ControlMaster": "no",
     }
     return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -62,6 +62,11 @@ class MegatronFile:
     num_sequences: int
     num_documents: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the ``.bin`` file."""
+        return self.num_tokens * self.dtype.itemsize
+
     def tokens(self) -> NDArray[Any]:
         """All tokens, mapped from disk, shape (num_tokens,)."""
         if self.num_tokens == 0:

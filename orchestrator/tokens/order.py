@@ -53,8 +53,8 @@ class SampleOrder:
 
 
 def sample_order(num_sequences: int, *, held_out_fraction: float, seed: int, source: int = 0) -> SampleOrder:
-    """Divide the sequences of the ``source``-th source: a fraction above 0 holds out one at least."""
-    num_held_out = max(1, round(num_sequences * held_out_fraction)) if held_out_fraction > 0 else 0
+    """Divide the sequences of the ``source``-th source: a fraction above 0 holds out one at least, if there is one."""
+    num_held_out = min(num_sequences, max(1, round(num_sequences * held_out_fraction))) if held_out_fraction > 0 else 0
     return SampleOrder(num_sequences=num_sequences, num_held_out=num_held_out, seed=seed, source=source)
 
 
@@ -62,7 +62,7 @@ def size_findings(
     order: SampleOrder, *, name: str, num_tokens: int, sequence_length: int, is_trained_on: bool = True
 ) -> list[Finding]:
     """An error where ``name`` has no sequence, or none to train on beside those that are held out."""
-    if order.num_training >= int(is_trained_on):
+    if (order.num_training if is_trained_on else order.num_held_out) > 0:
         return []
     held_out = f", of which {order.num_held_out} are held out" if is_trained_on and order.num_held_out else ""
     message = f"{name}: {num_tokens} tokens make {order.num_sequences} sequences of {sequence_length}{held_out}"

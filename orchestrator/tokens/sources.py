@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from orchestrator.findings import Finding, error, warning
 from orchestrator.tokens.blend import Blend, blend_of
 from orchestrator.tokens.manifest import TOKENIZER
 from orchestrator.tokens.megatron import bin_path, idx_path
-from orchestrator.tokens.store import TokenStore, open_tokens
+from orchestrator.tokens.store import TokenStore, expanded, open_tokens
 
 _SAMPLES = 64
 _SAMPLE_TOKENS = 4096
@@ -31,9 +30,12 @@ class TokenPath:
 
 
 def is_there(path: str) -> bool:
-    """Whether a path, or the pair of files that it is the prefix of, is on this machine."""
-    place = Path(path).expanduser()
-    return place.exists() or (idx_path(place).exists() and bin_path(place).exists())
+    """Whether a path, or the pair of files that it is the prefix of, is on this machine; yes if nobody lets us look."""
+    place = expanded(path)
+    try:
+        return place.exists() or (idx_path(place).exists() and bin_path(place).exists())
+    except PermissionError:
+        return True
 
 
 def data_paths(data: DataConfig) -> dict[str, str]:
@@ -109,18 +111,22 @@ def tokenizer_findings(stores: Iterable[TokenStore]) -> list[Finding]:
 
 
 def _vocabulary_findings(store: TokenStore, named: TokenPath, model_vocab_size: int) -> list[Finding]:
-    """An error where the tokens need more rows than the embedding has; those of Megatron files are looked at in samples."""
-    needed = store.vocab_size if store.vocab_size is not None else _largest_sampled(store) + 1
-    if needed <= model_vocab_size:
+    """An error where the tokens have no rows in the embedding; those of Megatron files are looked at in samples."""
+    lowest, highest = _sampled_range(store) if store.vocab_size is None else (0, store.vocab_size - 1)
+    if lowest < 0:
+        message = f"the tokens of {named.path} have ids down to {lowest}, which no embedding has a row for"
+        return [error("tokenizer-vocabulary", named.option, message, "prepare them again: ids begin at 0")]
+    if highest < model_vocab_size:
         return []
-    has = "come from a vocabulary of" if store.vocab_size is not None else "have ids up to"
-    number = needed if store.vocab_size is not None else needed - 1
-    message = f"the tokens of {named.path} {has} {number}, model.vocab_size is {model_vocab_size}"
-    fix = f"set model.vocab_size={needed} or more, or use tokens of the model's own tokenizer"
+    has = f"have ids up to {highest}" if store.vocab_size is None else f"come from a vocabulary of {store.vocab_size}"
+    message = f"the tokens of {named.path} {has}, model.vocab_size is {model_vocab_size}"
+    fix = f"set model.vocab_size={highest + 1} or more, or use tokens of the model's own tokenizer"
     return [error("tokenizer-vocabulary", named.option, message, fix)]
 
 
-def _largest_sampled(store: TokenStore) -> int:
+def _sampled_range(store: TokenStore) -> tuple[int, int]:
+    """The lowest and the highest id in samples of the tokens; 0 and -1 if there are none."""
     starts = np.linspace(0, max(0, store.num_tokens - _SAMPLE_TOKENS), _SAMPLES).astype(np.int64).tolist()
-    samples = (store.read(start, min(start + _SAMPLE_TOKENS, store.num_tokens)) for start in sorted(set(starts)))
-    return max((int(sample.max()) for sample in samples if sample.size), default=-1)
+    samples = [store.read(start, min(start + _SAMPLE_TOKENS, store.num_tokens)) for start in sorted(set(starts))]
+    filled = [sample for sample in samples if sample.size]
+    return min((int(sample.min()) for sample in filled), default=0), max((int(sample.max()) for sample in filled), default=-1)

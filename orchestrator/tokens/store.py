@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from orchestrator.tokens.writer import answers_path, file_sha256
 
 UNFINISHED = "preparing"
 """In a folder of prepared tokens: what is needed to go on with it. It goes when the folder is whole."""
+MOST_MAPPED = 256
+"""Token files that a process has mapped at a time, of all its stores: each takes a file descriptor, and 1,024 are usual."""
 _SAMPLE_BYTES = 2**16
 _SAMPLES = 256
 
@@ -38,12 +41,18 @@ class TokenStore:
     identity: str
     """Changes when a token does: a hash of the checksums. Without a manifest it stands on sizes and samples of the files."""
     manifest: Manifest | None = None
-    _maps: dict[int, NDArray[Any]] = field(default_factory=dict, repr=False, compare=False)
+    _opened: object = field(default_factory=object, repr=False, compare=False)
+    """Tells the maps of this store from those of one that was opened before its files were replaced."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the stream."""
         return self._starts[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tokens on disk."""
+        return sum(file.num_bytes for file in self.files)
 
     @cached_property
     def num_documents(self) -> int:
@@ -65,7 +74,7 @@ class TokenStore:
         """For each document the tokens that come before its answer; None where the loss is on all tokens."""
         if self.manifest is None or not any(shard.has_answers for shard in self.manifest.shards):
             return None
-        starts: list[NDArray[np.int32]] = [np.load(answers_path(file.prefix), mmap_mode="r") for file in self.files]
+        starts: list[NDArray[np.int32]] = [np.load(answers_path(file.prefix)) for file in self.files]
         return np.concatenate(starts)
 
     @property
@@ -97,7 +106,7 @@ class TokenStore:
         number = bisect_right(self._starts, start) - 1
         while start < stop:
             offset = start - self._starts[number]
-            part = self._tokens(number)[offset : offset + stop - start]
+            part = _mapped(self.files[number], self._opened)[offset : offset + stop - start]
             parts.append(part.astype(np.int64))
             start += len(part)
             number += 1
@@ -116,7 +125,7 @@ class TokenStore:
                 findings += problem.findings
             if self.manifest is not None:
                 findings += _checksum_findings(file.prefix, self.manifest.shards[number])
-            advanced(bin_path(file.prefix).stat().st_size)
+            advanced(file.num_bytes)
         tokenizer = self.tokenizer_path
         if tokenizer is not None and self.manifest is not None:
             findings += _changed(tokenizer, self.manifest.tokenizer_sha256)
@@ -127,10 +136,16 @@ class TokenStore:
         """Where each file begins in the stream, and where the stream ends."""
         return [0, *np.cumsum([file.num_tokens for file in self.files], dtype=np.int64).tolist()]
 
-    def _tokens(self, number: int) -> NDArray[Any]:
-        if number not in self._maps:
-            self._maps[number] = self.files[number].tokens()
-        return self._maps[number]
+
+@lru_cache(maxsize=MOST_MAPPED)
+def _mapped(file: MegatronFile, _opened: object) -> NDArray[Any]:
+    """The tokens of a file, mapped once for each opening of a store."""
+    return file.tokens()
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with the home directory that it begins with; of a user who is not known, as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises for unknown users
 
 
 def open_tokens(path: str | Path, *, field: str = "data.path") -> TokenStore:
@@ -139,15 +154,19 @@ def open_tokens(path: str | Path, *, field: str = "data.path") -> TokenStore:
     ``field`` is the option that named ``path``.
 
     Raises:
-        ConfigurationError: there are no such tokens, or files of them are missing, cut or do not belong together.
+        ConfigurationError: there are no such tokens, or files of them cannot be read, are cut or do not belong together.
     """
-    path = Path(path).expanduser()
-    if (path / MANIFEST).is_file():
-        return _open_folder(path, field)
-    if idx_path(path).is_file() or bin_path(path).is_file():
-        file = open_megatron(path, field=field)
-        return TokenStore(path=path, files=(file,), identity=_sampled_identity(file))
-    raise ConfigurationError([_missing(path, field)])
+    path = expanded(path)
+    try:
+        if (path / MANIFEST).is_file():
+            return _open_folder(path, field)
+        if idx_path(path).is_file() or bin_path(path).is_file():
+            file = open_megatron(path, field=field)
+            return TokenStore(path=path, files=(file,), identity=_sampled_identity(file))
+        raise ConfigurationError([_missing(path, field)])
+    except OSError as problem:
+        message = f"{problem.filename or path} cannot be read: {problem.strerror}"
+        raise ConfigurationError([error("token-files", field, message, "have it made readable, or name others")]) from None
 
 
 def _open_folder(path: Path, field: str) -> TokenStore:

@@ -107,8 +107,12 @@ def load_checkpoint(engine: Any, attempt: WorkerAttempt, spec: ModelSpec, data_i
 
 
 def _remove_old(attempt: WorkerAttempt) -> None:
+    """What cannot be removed (a disk in trouble, other rights) is no reason to end a training whose checkpoint is complete."""
     checkpoint = attempt.config.checkpoint
-    remove_old(attempt.checkpoint_dir, checkpoint.keep, keep_best=checkpoint.keep_best)
+    try:
+        remove_old(attempt.checkpoint_dir, checkpoint.keep, keep_best=checkpoint.keep_best)
+    except OSError as problem:
+        say(f"warning: old checkpoints could not be removed: {problem}")
 
 
 def _find(attempt: WorkerAttempt) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import traceback
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: python -m orchestrator.worker.export REQUEST.json", file=sys.stderr)
         return 2
     request_file = Path(words[0])
+    # who is asked to end takes the half-made folder away
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         write_json(request_file.parent / RESULT, export(read_request(request_file)))
     except BaseException as problem:
@@ -81,9 +84,13 @@ def export(request: ExportRequest) -> dict[str, Any]:
         result = _write(request, manifest, spec, scratch)
         scratch.chmod(0o755)
         _rename(scratch, output)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+    except FileNotFoundError:
+        # a run that goes on may have removed it meanwhile, for being old
+        _manifest(Path(request.checkpoint))
         raise
+    finally:
+        # it has its name by now if all went well
+        shutil.rmtree(scratch, ignore_errors=True)
     return result
 
 

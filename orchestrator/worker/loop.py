@@ -169,11 +169,16 @@ def _evaluations(training: Training) -> Evaluations:
 
 
 def _evaluate_at_end(training: Training, position: Position, evaluations: Evaluations, checkpoint: Path | None) -> Path | None:
-    """The last evaluation, after the last checkpoint, which learns of it; or it is saved for being the best."""
+    """The last evaluation, after the last checkpoint, which learns of it; or it is saved for being the best.
+
+    What a run with nothing left to train was resumed from is never written again: it may be the only checkpoint there is.
+    """
     is_best = evaluations.measure(position.step)
     loss = evaluations.loss_at(position.step)
-    if checkpoint is not None and _is_of(checkpoint, position) and loss is not None:
-        add_held_out_loss(training.attempt, checkpoint, loss)
+    tag = tag_of(position.step)
+    if _is_of(checkpoint, position) or training.attempt.resume_tag == tag:
+        if loss is not None:
+            add_held_out_loss(training.attempt, training.attempt.checkpoint_dir / tag, loss)
     elif is_best and training.attempt.config.checkpoint.keep_best:
         return _save(training, position, loss)
     return checkpoint

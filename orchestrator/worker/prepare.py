@@ -23,7 +23,6 @@ from orchestrator.tokens.manifest import MANIFEST, TOKENIZER
 from orchestrator.tokens.megatron import token_dtype
 from orchestrator.tokens.request import RESULT, PrepareRequest, read_request
 from orchestrator.tokens.store import open_tokens
-from orchestrator.tokens.writer import file_sha256
 from orchestrator.worker.data.chunks import Place
 from orchestrator.worker.data.documents import Defect
 from orchestrator.worker.data.encode import Encoding
@@ -79,7 +78,7 @@ def prepare(request: PrepareRequest, scratch: Path) -> dict[str, Any]:
         listed = ", ".join(f"{count} x {ending}" for ending, count in inputs.left_out.items())
         say(f"left out, by the ends of their names: {listed}")
     given = None if request.tokenizer is None else _given_tokenizer(Path(request.tokenizer), scratch)
-    now = made_from(request, inputs, tokenizer_sha256=None if given is None else file_sha256(given.path))
+    now = made_from(request, inputs, given)
     output = Path(request.output)
     watch = Watch(inputs)
     wait_for_others(output)
@@ -138,7 +137,7 @@ def _given_tokenizer(path: Path, scratch: Path) -> LoadedTokenizer:
 
 def _kept(given: LoadedTokenizer, output: Path) -> LoadedTokenizer:
     """Put the tokenizer beside the tokens, its own file last: once that is there, all are."""
-    files = [] if (output / TOKENIZER).is_file() else given.path.parent.iterdir()
+    files = [] if (output / TOKENIZER).is_file() else [file for file in given.path.parent.iterdir() if file.is_file()]
     for file in sorted(files, key=lambda file: file.name == TOKENIZER):
         shutil.copyfile(file, output / f".{file.name}")
         (output / f".{file.name}").rename(output / file.name)
@@ -189,7 +188,9 @@ def _too_many(num_bad: int, read: int, bad: Mapping[str, int], request: PrepareR
         f"{num_bad} of {read} documents are bad ({listed}), more than prepare.max_bad_fraction="
         f"{request.max_bad_fraction:g} allows: {examples}; all are in {path}"
     )
-    fix = f"repair them and prepare into another folder, or leave them out and go on: prepare.max_bad_fraction={share:g}"
+    fix = "repair them and prepare into another folder"
+    if num_bad < read:
+        fix = f"{fix}, or leave them out and go on: prepare.max_bad_fraction={share:g}"
     if bad.get(Defect.missing_field) == num_bad:
         fix = "name the field that holds the text: prepare.text_field, or prepare.prompt_field and prepare.answer_field"
     return error("prepare-bad-documents", "prepare.max_bad_fraction", message, fix)

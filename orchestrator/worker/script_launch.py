@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.deepspeed_config.trainer_arguments import trainer_arguments
 from orchestrator.presence import Phase
 from orchestrator.run_dir import SCRIPT_OUTPUT
-from orchestrator.script import ScriptRun
+from orchestrator.script import RESERVED, ScriptRun
 from orchestrator.tracking.description import describe
 from orchestrator.tracking.measured import result_summary
 from orchestrator.worker.attempt import WorkerAttempt
@@ -105,12 +105,10 @@ class ScriptLaunch:
         if self._tracker is None or self.step > 0 or not written:
             return
         newest = max(written, key=lambda path: path.stat().st_mtime)
-        for logged in json.loads(newest.read_text(encoding="utf-8")).get("log_history", ()):
-            kind, values = entry_of_log(logged)
-            if values:
-                self._tracker.log({"kind": kind, "step": logged["step"], **values})
-                self.values |= {name: value if math.isfinite(value) else None for name, value in values.items()}
-                self.step = max(self.step, int(logged["step"]))
+        for kind, step, values in _history(newest):
+            self._tracker.log({"kind": kind, "step": step, **values})
+            self.values |= {name: value if math.isfinite(value) else None for name, value in values.items()}
+            self.step = max(self.step, step)
 
     def waiting(self, phase: Phase) -> None:
         """Show that what comes after the script gets on."""
@@ -137,17 +135,51 @@ class ScriptLaunch:
         return bool(self._agreement.is_reached(seconds))
 
 
+def _history(path: Path) -> list[tuple[str, int, dict[str, float]]]:
+    """Kind, step and numbers of what a Trainer has logged; none of a file that is broken: the training has ended well."""
+    try:
+        history = [
+            (*entry_of_log(logged), int(logged["step"]))
+            for logged in json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        say(f"the history in {path} cannot be read: {type(problem).__name__}: {problem}")
+        return []
+    return [(kind, step, values) for kind, values, step in history if values]
+
+
 def entry_of_log(logged: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-    """A line of a Trainer's log as an entry of the metrics: its kind, and its numbers by our names; none of a mere summary."""
-    numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float) and name != "step"}
-    if "eval_loss" in numbers:
-        return "evaluate", {_NAMES.get(name, name.removeprefix("eval_")): value for name, value in numbers.items()}
+    """A line of a Trainer's log as an entry of the metrics: its kind, and its numbers by our names; none of a mere summary.
+
+    Of several evaluation sets the Trainer logs one after the other, as ``eval_NAME_loss``: ours is ``held_out_loss/NAME``.
+    """
+    numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float) and name not in RESERVED}
+    prefix = next((name.removesuffix("loss") for name in numbers if _is_of_evaluation(name, numbers)), None)
+    if prefix is not None:
+        return "evaluate", {_evaluated_name(name, prefix): value for name, value in numbers.items()}
     if "loss" not in numbers:
         return "train", {}
     return "train", {_NAMES.get(name, name): value for name, value in numbers.items()}
 
 
-_NAMES = {"eval_loss": "held_out_loss", "learning_rate": "lr", "eval_runtime": "seconds"}
+_NAMES = {"learning_rate": "lr"}
+_EVALUATED_NAMES = {"loss": "held_out_loss", "runtime": "seconds"}
+
+
+def _is_of_evaluation(name: str, numbers: Mapping[str, float]) -> bool:
+    """Whether it is the loss of a set: that has its runtime beside it, which other numbers by the name of a loss have not."""
+    is_loss = name.startswith("eval_") and name.endswith("_loss")
+    return name == "eval_loss" or (is_loss and f"{name.removesuffix('loss')}runtime" in numbers)
+
+
+def _evaluated_name(name: str, prefix: str) -> str:
+    """Our name of a number of the set whose names the Trainer begins with ``prefix``: ``eval_``, or ``eval_NAME_``."""
+    bare = name.removeprefix(prefix)
+    if bare == name or bare in RESERVED:
+        return name
+    of_set = prefix.removeprefix("eval_").removesuffix("_")
+    ours = _EVALUATED_NAMES.get(bare, bare)
+    return f"{ours}/{of_set}" if of_set else ours
 
 
 def _script_run(attempt: WorkerAttempt) -> ScriptRun:

@@ -106,6 +106,7 @@ PATHS = ["prepare.input=[a.jsonl]", "prepare.output=out"]
         ([*PATHS, "prepare.answer_field=a"], ["prepare.prompt_field"]),
         ([*PATHS, "prepare.prompt_field=q", "prepare.answer_field=q"], ["prepare.answer_field"]),
         ([*PATHS, "prepare.prompt_field=q", "prepare.answer_field=a", "prepare.format=text"], ["prepare.prompt_field"]),
+        ([*PATHS, "prepare.text_field=t", "prepare.prompt_field=q", "prepare.answer_field=a"], ["prepare.text_field"]),
         ([*PATHS, "prepare.processes=0", "prepare.shard_tokens=-1"], ["prepare.processes", "prepare.shard_tokens"]),
         ([*PATHS, "prepare.max_bad_fraction=1.5"], ["prepare.max_bad_fraction"]),
         ([*PATHS, "data.tokenizer_vocab_size=100"], ["data.tokenizer_vocab_size"]),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,17 @@ import pytest
 
 from orchestrator.config.load import load_config, run_config_from_dict
 from orchestrator.errors import ConfigurationError
-from orchestrator.run_dir import CommandWords, RunContents, exclusive, recorded_words, resume_run, start_run, write_json
+from orchestrator.run_dir import (
+    CommandWords,
+    RunContents,
+    exclusive,
+    newest_attempt,
+    recorded_words,
+    resume_run,
+    start_run,
+    writable,
+    write_json,
+)
 
 
 @pytest.fixture
@@ -48,6 +59,32 @@ def test_a_second_resume_starts_from_the_words_of_the_first(tmp_path: Path, cont
     longer = CommandWords(overrides=("experiment=smoke", "training.max_steps=9"), config_dir="/mine")
     resume_run(tmp_path / "run", replace(contents, words=longer), resume_tag="global_step5")
     assert recorded_words(tmp_path / "run") == longer
+
+
+def test_an_attempt_that_was_cut_off_while_it_was_written_is_none(tmp_path: Path, contents: RunContents) -> None:
+    """A resume after that still knows what the run was started with."""
+    first = start_run(tmp_path / "run", contents)
+    (tmp_path / "run" / "attempts" / "2").mkdir()
+    assert newest_attempt(tmp_path / "run") == first
+    assert recorded_words(tmp_path / "run") == contents.words
+    assert resume_run(tmp_path / "run", contents, resume_tag=None).number == 3
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
+    write_json(tmp_path / "value.json", {})
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "value.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_quota_is_told_with_its_place(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with pytest.raises(ConfigurationError, match="Disk quota exceeded"), writable(tmp_path):
+        full()
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigurationError, match=r"\.lock cannot be written"), exclusive(tmp_path):
+        pass
 
 
 def test_a_directory_with_a_run_is_not_overwritten(tmp_path: Path, contents: RunContents) -> None:

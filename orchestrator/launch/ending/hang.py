@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.checkpoints.catalogue import unfinished_bytes
 from orchestrator.launch.ending.stacks import describe, ranks_with_stacks, stack_groups
 from orchestrator.launch.ending.status import Ending, Status
 from orchestrator.presence import Phase, Progress, read_progress, read_ranks
+from orchestrator.run_dir import checkpoint_dir
 from orchestrator.units import format_seconds
 
 _BEFORE_ALL = (Phase.start, Phase.data, Phase.build)
@@ -18,23 +20,35 @@ _TRAINING = (Phase.train, Phase.evaluate, Phase.save)
 """Phases in which there is something to save."""
 
 
+_MEASURE_SECONDS = 30.0
+"""Between two looks at the files of a checkpoint, which may be thousands on a busy disk."""
+
+
 @dataclass(slots=True)
 class ProgressWatch:
-    """Looks at the progress of an attempt."""
+    """Looks at the progress of an attempt. While a checkpoint is saved its growing files are progress as well."""
 
     attempt: Path
     clock: Callable[[], float] = time.monotonic
     seen: Progress | None = None
     _moved: float = field(init=False)
+    _measured: float = field(init=False)
+    _bytes: int | None = None
+    """Of what is being saved; None before it was measured."""
 
     def __post_init__(self) -> None:
-        self._moved = self.clock()
+        self._moved = self._measured = self.clock()
 
     def look(self) -> None:
         """Read it again."""
         progress = read_progress(self.attempt)
         if progress is not None and progress != self.seen:
-            self.seen, self._moved = progress, self.clock()
+            self.seen, self._moved, self._measured, self._bytes = progress, self.clock(), self.clock(), None
+        elif self.seen is not None and self.seen.phase is Phase.save and self.clock() - self._measured >= _MEASURE_SECONDS:
+            before, self._bytes = self._bytes, unfinished_bytes(checkpoint_dir(self.attempt.parents[1]))
+            self._measured = self.clock()
+            if before not in (None, self._bytes):
+                self._moved = self._measured
 
     @property
     def silent_seconds(self) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,10 @@ def stack_groups(attempt: Path) -> list[StackGroup]:
     """The ranks that have left their stacks, by where they stand: those that wait for no others and small groups first."""
     standing: dict[tuple[Frame, ...], list[int]] = {}
     for path in (attempt / STACKS).glob("*.txt"):
-        if path.stem.isdigit():
-            standing.setdefault(main_stack(path.read_text(errors="replace")), []).append(int(path.stem))
+        with suppress(OSError, ValueError):
+            rank = int(path.stem)
+            if text := path.read_text(errors="replace"):
+                standing.setdefault(main_stack(text), []).append(rank)
     groups = [StackGroup(ranks=tuple(sorted(ranks)), frames=frames) for frames, ranks in standing.items()]
     return sorted(groups, key=lambda group: (group.waits_for_others, len(group.ranks), group.ranks))
 
@@ -86,6 +89,17 @@ def stack_groups(attempt: Path) -> list[StackGroup]:
 def ranks_with_stacks(attempt: Path) -> set[int]:
     """The ranks that have left theirs so far."""
     return {rank for group in stack_groups(attempt) for rank in group.ranks}
+
+
+def await_stacks(attempt: Path, ranks: Iterable[int]) -> None:
+    """Make room for them, empty. A network disk shows new files of other hosts late, and what is written into known ones soon.
+
+    Raises:
+        OSError: the disk takes nothing.
+    """
+    (attempt / STACKS).mkdir(exist_ok=True)
+    for rank in ranks:
+        (attempt / STACKS / f"{rank}.txt").write_text("")
 
 
 def _frames(text: str) -> tuple[Frame, ...]:

@@ -76,6 +76,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         assert task is not None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    # started with nohup
+                    continue
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await work
 

@@ -353,7 +353,13 @@ def direct_io(request: dict[str, Any]) -> str | None:
 
 def files(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """For each option that names what workers read: is it there, its bytes, and a hash that is equal where the content is."""
-    return {option: _content(Path(path)) for option, path in request["files"].items()}
+    found = {}
+    for option, path in request["files"].items():
+        try:
+            found[option] = _content(Path(path))
+        except PermissionError:
+            found[option] = {"path": path, "exists": True, "readable": False, "bytes": 0, "digest": None}
+    return found
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def cached_folder(folder: Path, *, is_complete: Callable[[Path], bool], build: C
         _wait_for(lock)
         if is_complete(folder):
             return False
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in (folder, *folder.parent.glob(f".{folder.name}.*/")):  # damaged, or of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
             entry = Path(scratch) / "entry"
             entry.mkdir()

@@ -12,7 +12,8 @@ from orchestrator.config.data import DataConfig
 from orchestrator.config.enums import DataSource, TextFormat
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import error
-from orchestrator.worker.data.chunks import Chunk, InputFile, Place
+from orchestrator.worker.data.chunks import Chunk, InputFile, Place, unreadable
+from orchestrator.worker.data.folders import files_below, same_file
 from orchestrator.worker.data.plain_files import text_chunks
 
 NOT_LIBRARY_SOURCE = frozenset(
@@ -85,7 +86,7 @@ def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: No
         assert config.source is DataSource.text, "other sources have tokens already"
         root = _text_root(config)
         suffixes = tuple(config.file_suffixes)
-        paths = [root] if root.is_file() else sorted(file for file in root.rglob("*") if _counts(file, suffixes))
+        paths = [root] if root.is_file() else _below(root, suffixes)
     files = tuple(_input_file(path, is_python=is_python) for path in paths)
     if not any(file.size for file in files):
         message = f"{root} holds no text in files that end in {', '.join(config.file_suffixes)}"
@@ -103,7 +104,11 @@ def find_corpus(config: DataConfig, *, advanced: Callable[[], None] = lambda: No
 
 def _text_root(config: DataConfig) -> Path:
     root = Path(config.path or "").expanduser()
-    if config.path is None or not root.exists():
+    try:
+        is_there = config.path is not None and root.exists()
+    except OSError as problem:
+        raise unreadable(root, problem.strerror, field="data.path") from None
+    if not is_there:
         message = "data.source=text needs a file or a folder" if config.path is None else f"{root} does not exist on this host"
         raise ConfigurationError(
             [error("data-path", "data.path", message, "name a text file or a folder of text files that every host has")]
@@ -111,12 +116,24 @@ def _text_root(config: DataConfig) -> Path:
     return root
 
 
-def _counts(file: Path, suffixes: tuple[str, ...]) -> bool:
-    return file.name.endswith(suffixes) and file.is_file()
+def _below(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder of text that count; none is read twice."""
+    try:
+        paths = [file for file in files_below(root) if file.name.endswith(suffixes)]
+    except OSError as problem:
+        raise unreadable(Path(problem.filename), problem.strerror, field="data.path") from None
+    same = same_file(paths)
+    if same is not None:
+        message = f"{same[0]} and {same[1]} are the same file"
+        raise ConfigurationError([error("data-path", "data.path", message, "leave one of them out")])
+    return paths
 
 
 def _input_file(path: Path, *, is_python: bool) -> InputFile:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as problem:
+        raise unreadable(path, problem.strerror, field="data.path") from None
     return InputFile(path=path, format=TextFormat.text, size=status.st_size, mtime_ns=status.st_mtime_ns, is_python=is_python)
 
 

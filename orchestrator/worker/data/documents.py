@@ -57,7 +57,9 @@ class DefectError(Exception):
 def documents(chunk: Chunk, fields: Sequence[str]) -> Iterator[Document | BadDocument]:
     """What is in ``chunk``, in order; ``fields`` are those of a JSON object that hold the text. Blank lines are nothing."""
     if chunk.form is Form.text:
-        yield _document(chunk, chunk.file, (chunk.content,), ("text",))
+        assert isinstance(chunk.content, bytes)
+        content = chunk.content.removeprefix(_BYTE_ORDER_MARK) if chunk.begins_document else chunk.content
+        yield _document(chunk, chunk.file, (content,), ("text",))
     elif chunk.form is Form.rows:
         for row, values in enumerate(zip(*chunk.content, strict=True)):
             yield _document(chunk, f"{chunk.file} row {chunk.number + row}", values, fields)

@@ -12,6 +12,7 @@ from orchestrator.config.enums import TextFormat
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 from orchestrator.worker.data.chunks import Chunk, InputFile, Place
+from orchestrator.worker.data.folders import files_below, same_file
 from orchestrator.worker.data.plain_files import ZSTANDARD, line_chunks, text_chunks, uncompressed_name
 from orchestrator.worker.data.tables import DATASET_SPLITS, DATASET_STATE, arrow_chunks, dataset_files, parquet_chunks
 
@@ -22,6 +23,9 @@ _ENDINGS: Mapping[str, TextFormat] = {
     ".parquet": TextFormat.parquet,
 }
 """What a file is by the end of its name; text by ``data.file_suffixes``. A dataset is a folder."""
+_PATTERN = frozenset("*?")
+_AMBIGUOUS = ".json"
+"""May be lines of JSON or anything else: it counts in a folder that is said to hold such lines and has no surer ending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +77,17 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
         except ConfigurationError as problem:
             findings += problem.findings
         except OSError as problem:
-            findings.append(
-                error("prepare-input", FIELD, f"{path} cannot be read: {problem.strerror}", "name what can be read")
-            )
+            message = f"{problem.filename or path} cannot be read: {problem.strerror}"
+            findings.append(error("prepare-input", FIELD, message, "name what can be read"))
     if not findings and not any(file.size for file in files):
         names = ", ".join(map(str, paths))
         seen = f"; there is {_listed(left_out)}" if left_out else ""
         message = f"{names} holds no text in files that end in {', '.join([*_ENDINGS, *text_endings])}{seen}"
-        findings.append(
-            error("prepare-input", FIELD, message, "name other files, or say what they are: prepare.format, data.file_suffixes")
-        )
+        fix = "name other files, or say what they are: prepare.format=jsonl reads .json, data.file_suffixes names text"
+        findings.append(error("prepare-input", FIELD, message, fix))
+    findings += _taken_for_text(text_endings, format)
     findings += _missing_library(files)
+    findings += _read_twice(files)
     text = next((file for file in files if file.format is TextFormat.text), None)
     if has_answers and text is not None:
         message = f"{text.path} is plain text, which has no fields for a prompt and an answer"
@@ -96,7 +100,9 @@ def find_inputs(paths: Sequence[Path], format: TextFormat, *, text_endings: Sequ
 def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left_out: Counter[str]) -> Iterator[InputFile]:
     if not path.is_dir():
         message = f"{path} {'is neither a file nor a folder' if path.exists() else 'does not exist'}"
-        raise ConfigurationError([error("prepare-input", FIELD, message, "name a file or a folder with text")])
+        is_pattern = not _PATTERN.isdisjoint(path.name)
+        fix = "name the folder: * and ? stand for themselves" if is_pattern else "name a file or a folder with text"
+        raise ConfigurationError([error("prepare-input", FIELD, message, fix)])
     if _is_dataset(path):
         if format not in (TextFormat.auto, TextFormat.dataset):
             fix = "leave prepare.format at auto, or set it to dataset"
@@ -108,14 +114,16 @@ def _in_folder(path: Path, format: TextFormat, text_endings: Sequence[str], left
     if format is TextFormat.dataset:
         message = f"{path} is no Hugging Face dataset that save_to_disk left: it has no {DATASET_STATE}"
         raise ConfigurationError([error("prepare-format", "prepare.format", message, "name the folder of the dataset itself")])
-    found = {file: _by_ending(file, text_endings) for file in sorted(path.rglob("*")) if file.is_file()}
+    found = {file: _by_ending(file, text_endings) for file in files_below(path)}
+    if format is TextFormat.jsonl and TextFormat.jsonl not in found.values():
+        found |= {file: TextFormat.jsonl for file in found if uncompressed_name(file).endswith(_AMBIGUOUS)}
     if format is TextFormat.auto:
         _require_one_kind(path, found)
     for file, kind in found.items():
         if kind is not None and format in (TextFormat.auto, kind):
             yield _input_file(file, kind)
         else:
-            left_out[file.suffix or file.name] += 1
+            left_out[_ending(file)] += 1
 
 
 def _require_one_kind(folder: Path, found: Mapping[Path, TextFormat | None]) -> None:
@@ -149,6 +157,12 @@ def _by_ending(path: Path, text_endings: Sequence[str]) -> TextFormat | None:
     return next((format for ending, format in _ENDINGS.items() if name.endswith(ending)), None)
 
 
+def _ending(path: Path) -> str:
+    """How the name of a file ends, that of its compression included."""
+    name = uncompressed_name(path)
+    return Path(name).suffix + path.name.removeprefix(name) or path.name
+
+
 def _is_dataset(path: Path) -> bool:
     return (path / DATASET_STATE).is_file() or (path / DATASET_SPLITS).is_file()
 
@@ -156,6 +170,23 @@ def _is_dataset(path: Path) -> bool:
 def _input_file(path: Path, format: TextFormat) -> InputFile:
     status = path.stat()
     return InputFile(path=path.absolute(), format=format, size=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _taken_for_text(text_endings: Sequence[str], format: TextFormat) -> Iterator[Finding]:
+    """Braces and names of fields are hardly meant to be trained on."""
+    for ending in text_endings if format is TextFormat.auto else ():
+        if ending in _ENDINGS:
+            message = f"{ending} would be read as plain text, and is {_ENDINGS[ending]}"
+            fix = "leave it out of data.file_suffixes, or set prepare.format=text if it is text all the same"
+            yield error("prepare-format", "data.file_suffixes", message, fix)
+
+
+def _read_twice(files: Sequence[InputFile]) -> Iterator[Finding]:
+    """Text that is there twice without anybody having asked for it is learnt by heart."""
+    same = same_file([file.path for file in files])
+    if same is not None:
+        message = f"{same[0]} would be read twice" if same[0] == same[1] else f"{same[0]} and {same[1]} are the same file"
+        yield error("prepare-input", FIELD, message, "name it once; to train on it more often, give it a weight in a mixture")
 
 
 def _missing_library(files: Sequence[InputFile]) -> Iterator[Finding]:

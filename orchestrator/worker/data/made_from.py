@@ -10,16 +10,18 @@ from typing import Any
 
 from orchestrator.findings import Finding, error
 from orchestrator.tokens.request import PrepareRequest
+from orchestrator.tokens.writer import file_sha256
 from orchestrator.worker.data.chunks import InputFile
 from orchestrator.worker.data.inputs import FIELD, Inputs
 from orchestrator.worker.data.shards import write_whole
-from orchestrator.worker.data.tokenizer import LIBRARY
+from orchestrator.worker.data.tokenizer import LIBRARY, LoadedTokenizer
 
 MADE_FROM = "made_from.json"
 _OPTIONS = {
     "fields": "prepare.text_field",
     "shard_tokens": "prepare.shard_tokens",
     "tokenizer_sha256": "data.tokenizer_path",
+    "end_of_document": "data.tokenizer_path",
     "trained_vocab_size": "data.tokenizer_vocab_size",
 }
 _MOST_NAMED = 5
@@ -29,7 +31,8 @@ _MOST_NAMED = 5
 class MadeFrom:
     """Everything that decides which token stands where.
 
-    ``tokenizer_sha256`` is that of a given tokenizer, ``trained_vocab_size`` the size of one that is trained on the text.
+    ``tokenizer_sha256`` and ``end_of_document`` are those of a given tokenizer, ``trained_vocab_size`` is the size of one that
+    is trained on the text.
     ``files`` are path, format, bytes and time of change: reading them all again would take as long as making the tokens.
     """
 
@@ -39,6 +42,7 @@ class MadeFrom:
     trained_vocab_size: int | None
     library: str
     files: tuple[tuple[str, str, int, int], ...]
+    end_of_document: int | None = None
 
     def summary(self) -> dict[str, Any]:
         """The values without the list of files."""
@@ -47,13 +51,14 @@ class MadeFrom:
         return {**values, "num_files": len(self.files), "num_bytes": num_bytes}
 
 
-def made_from(request: PrepareRequest, inputs: Inputs, *, tokenizer_sha256: str | None) -> MadeFrom:
-    """What ``request`` asks for."""
+def made_from(request: PrepareRequest, inputs: Inputs, given: LoadedTokenizer | None) -> MadeFrom:
+    """What ``request`` asks for, with the tokenizer ``given``, or one that is trained."""
     return MadeFrom(
         fields=request.fields,
         shard_tokens=request.shard_tokens,
-        tokenizer_sha256=tokenizer_sha256,
-        trained_vocab_size=request.vocab_size if tokenizer_sha256 is None else None,
+        tokenizer_sha256=None if given is None else file_sha256(given.path),
+        end_of_document=None if given is None else given.end_of_text,
+        trained_vocab_size=request.vocab_size if given is None else None,
         library=f"tokenizers {LIBRARY}",
         files=tuple(_file(file) for file in inputs.files),
     )

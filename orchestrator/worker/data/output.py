@@ -72,8 +72,13 @@ def _is_held(path: Path) -> bool:
 
 @contextmanager
 def _alone(output: Path) -> Iterator[None]:
-    (output / UNFINISHED).mkdir(exist_ok=True)
-    with (output / UNFINISHED / _LOCK).open("w") as lock:
+    try:
+        (output / UNFINISHED).mkdir(exist_ok=True)
+        opened = (output / UNFINISHED / _LOCK).open("w")
+    except OSError as problem:
+        message = f"{output} cannot be written to: {problem.strerror}"
+        raise ConfigurationError([error("prepare-output", _FIELD, message, "name another folder")]) from None
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:

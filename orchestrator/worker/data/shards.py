@@ -184,7 +184,8 @@ class _BadList:
             self._path.unlink()
 
     def add(self, entry: Mapping[str, str]) -> None:
-        self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        # names of files and of fields may have half characters, which JSON can spell and UTF-8 cannot
+        self._file.write(json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
     def end(self) -> int:
         """How long the list is, on the disk."""

@@ -25,7 +25,8 @@ END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 LIBRARY = tokenizers.__version__
 SETTINGS = "tokenizer_config.json"
-BESIDE_A_TOKENIZER = (SETTINGS, "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt")
+SPECIAL_TOKENS = "special_tokens_map.json"
+BESIDE_A_TOKENIZER = (SETTINGS, SPECIAL_TOKENS, "chat_template.jinja", "vocab.json", "merges.txt")
 """What a Hugging Face folder has beside its ``tokenizer.json``."""
 _PARTS_OF_A_TOKENIZER = ("tokenizer*", "vocab*", "*.model")
 
@@ -44,9 +45,22 @@ class LoadedTokenizer:
 
     @property
     def end_of_text(self) -> int | None:
-        """The token put after each document: the ``eos_token`` of the folder, else one that is known by its name; or None."""
-        ids = (self.tokenizer.token_to_id(name) for name in (*_named_ends(self.path.parent / SETTINGS), *KNOWN_ENDS_OF_TEXT))
-        return next((id for id in ids if id is not None), None)
+        """The token put after each document: the ``eos_token`` that the folder names, else one known by its name; or None.
+
+        Raises:
+            ConfigurationError: the folder names one that the tokenizer has not.
+        """
+        named = _named_end(self.path.parent)
+        if named is None:
+            ids = (self.tokenizer.token_to_id(name) for name in KNOWN_ENDS_OF_TEXT)
+            return next((id for id in ids if id is not None), None)
+        file, name = named
+        found: int | None = self.tokenizer.token_to_id(name)
+        if found is None:
+            message = f"{file.name} names the eos_token {name!r}, and the tokenizer has no such token"
+            fix = f"name one of its tokens there, or add the token to {TOKENIZER}"
+            raise ConfigurationError([error("tokenizer-end", "data.tokenizer_path", message, fix)])
+        return found
 
 
 def load_tokenizer(path: Path) -> LoadedTokenizer:
@@ -55,13 +69,14 @@ def load_tokenizer(path: Path) -> LoadedTokenizer:
     Raises:
         ConfigurationError: the file cannot be read.
     """
-    file = path / TOKENIZER if path.is_dir() else path
+    try:
+        file = path / TOKENIZER if path.is_dir() else path
+    except PermissionError as problem:
+        raise _no_tokenizer(path, problem.strerror) from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:  # the library raises a bare Exception
-        message = f"{file} is not a tokenizer: {problem}"
-        fix = "name a tokenizer.json, a folder that has one, or null to train one"
-        raise ConfigurationError([error("tokenizer-file", "data.tokenizer_path", message, fix)]) from None
+        raise _no_tokenizer(file, problem) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # A special token that is spelt out in the text is text.
@@ -77,9 +92,9 @@ def copy_tokenizer(path: Path, folder: Path) -> LoadedTokenizer:
     Raises:
         ConfigurationError: there is no tokenizer that can be used.
     """
-    if path.is_dir() and not (path / TOKENIZER).is_file():
-        _convert(path, folder)
-        return load_tokenizer(folder)
+    converted = _converted(path, folder)
+    if converted is not None:
+        return converted
     loaded = load_tokenizer(path)
     for name in BESIDE_A_TOKENIZER:
         if (loaded.path.parent / name).is_file():
@@ -111,18 +126,31 @@ def texts_of(chunks: Iterable[Chunk], fields: tuple[str, ...]) -> Iterator[str]:
                 yield from entry.parts
 
 
-def _named_ends(settings: Path) -> Iterator[str]:
-    """The ``eos_token`` that a Hugging Face folder names."""
+def _named_end(folder: Path) -> tuple[Path, str] | None:
+    """The ``eos_token`` that a Hugging Face folder names, and the file that does; older ones have it in a file of its own."""
+    for file in (folder / SETTINGS, folder / SPECIAL_TOKENS):
+        try:
+            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            continue
+        name = token.get("content") if isinstance(token, dict) else token
+        if isinstance(name, str):
+            return file, name
+    return None
+
+
+def _no_tokenizer(file: Path, problem: object) -> ConfigurationError:
+    fix = "name a tokenizer.json, a folder that has one, or null to train one"
+    return ConfigurationError([error("tokenizer-file", "data.tokenizer_path", f"{file} is not a tokenizer: {problem}", fix)])
+
+
+def _converted(source: Path, folder: Path) -> LoadedTokenizer | None:
+    """The tokenizer of a folder without ``tokenizer.json``, converted into ``folder`` by transformers; None of others."""
     try:
-        token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
-    except (OSError, ValueError, AttributeError):
-        return
-    name = token.get("content") if isinstance(token, dict) else token
-    if isinstance(name, str):
-        yield name
-
-
-def _convert(source: Path, folder: Path) -> None:
+        if not source.is_dir() or (source / TOKENIZER).is_file():
+            return None
+    except PermissionError as problem:
+        raise _no_tokenizer(source, problem.strerror) from None
     try:
         if not any(file for pattern in _PARTS_OF_A_TOKENIZER for file in source.glob(pattern)):
             raise ValueError("it holds no tokenizer")
@@ -132,6 +160,7 @@ def _convert(source: Path, folder: Path) -> None:
         if not loaded.is_fast:
             raise ValueError("it has no fast form")
         loaded.save_pretrained(str(folder))
+        return load_tokenizer(folder)
     except Exception as problem:  # whatever is in the folder, and whatever the libraries make of it
         message = f"{source} has no {TOKENIZER}, and transformers cannot make one of it: {problem}".splitlines()[0]
         fix = "name a tokenizer.json, or a folder with one"

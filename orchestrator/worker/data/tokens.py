@@ -55,14 +55,15 @@ def tokens_of_text(corpus: Corpus, tokenizer: LoadedTokenizer, cache_dir: Path) 
     Raises:
         ConfigurationError: a file is not UTF-8 text.
     """
-    shape = {"format": FORMAT, "corpus": corpus.fingerprint, "tokenizer": file_sha256(tokenizer.path)}
+    end = tokenizer.end_of_text
+    shape = {"format": FORMAT, "corpus": corpus.fingerprint, "tokenizer": file_sha256(tokenizer.path), "end_of_document": end}
 
     def build(folder: Path) -> None:
         copy_tokenizer(tokenizer.path, folder)
         encoding = Encoding(
             tokenizer=folder / TOKENIZER,
             vocab_size=tokenizer.vocab_size,
-            end_of_document=tokenizer.end_of_text,
+            end_of_document=end,
             dtype=token_dtype(tokenizer.vocab_size),
         )
         shards = ShardFolder(folder, encoding)

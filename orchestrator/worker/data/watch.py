@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 
 from orchestrator.tokens.request import PrepareProgress
@@ -22,6 +23,7 @@ class Watch:
         self._before = [0, *accumulate(file.size for file in inputs.files)]
         self._started = self._said = time.monotonic()
         self._begin = PrepareProgress(stage="", bytes=0, num_bytes=0, seconds=0.0, fresh_bytes=0)
+        self._is_resumed = False
         self.now = self._begin
 
     def reads(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
@@ -32,15 +34,18 @@ class Watch:
 
     def begins(self, state: State) -> None:
         """The tokens are made from here: what was there before is not this start's work."""
-        done = self._before[state.place.file] if state.shards else 0
+        self._is_resumed = bool(state.shards)
         self._started = time.monotonic()
-        self._begin = PrepareProgress(stage="", bytes=done, num_bytes=0, seconds=0.0, fresh_bytes=0, tokens=state.num_tokens)
+        self._begin = PrepareProgress(stage="", bytes=0, num_bytes=0, seconds=0.0, fresh_bytes=0, tokens=state.num_tokens)
         if state.shards:
             say(f"going on after {len(state.shards)} complete shards")
 
     def advanced(self, progress: Progress) -> None:
         """A group of documents has become tokens."""
         done = self._bytes(progress.file, progress.disk_bytes)
+        if self._is_resumed:
+            # how much of the file was behind is known from the first that is read: the rest of the file tells the time left
+            self._begin, self._is_resumed = replace(self._begin, bytes=done), False
         self._note("making tokens", done, progress.tokens, progress.documents, progress.bad)
 
     def _bytes(self, file: int, disk_bytes: int) -> int:

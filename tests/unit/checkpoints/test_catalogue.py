@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.checkpoints import catalogue
 from orchestrator.checkpoints.catalogue import (
     Manifest,
     best,
@@ -16,6 +17,7 @@ from orchestrator.checkpoints.catalogue import (
     remove_old,
     resume_findings,
     tag_of,
+    unfinished_bytes,
     write_manifest,
 )
 from orchestrator.findings import Severity
@@ -131,6 +133,32 @@ def test_a_checkpoint_from_before_losses_were_noted_is_complete_and_never_the_be
     path.write_text(json.dumps(values))
     assert newest(tmp_path).manifest == MANIFEST
     assert best(tmp_path) is None
+
+
+def test_an_old_checkpoint_that_somebody_reads_goes_in_parts(tmp_path, monkeypatch):
+    """On NFS a removed file that is open stays in its folder under another name, and the folder cannot be removed."""
+
+    def kept_open(folder, **_options):
+        for path in folder.iterdir():
+            path.rename(folder / ".nfs0001")
+
+    for step in (5, 10):
+        save(tmp_path, step)
+    with monkeypatch.context() as patched:
+        patched.setattr(catalogue.shutil, "rmtree", kept_open)
+        assert remove_old(tmp_path, keep=1) == ["global_step5"]
+    assert tags(tmp_path) == ["global_step10"]
+    save(tmp_path, 15)
+    remove_old(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step15"]
+
+
+def test_what_is_being_saved_is_measured_and_what_is_complete_is_not(tmp_path):
+    assert unfinished_bytes(tmp_path) == 0
+    save(tmp_path, 5)
+    before = unfinished_bytes(tmp_path)
+    save(tmp_path, 10, complete=False)
+    assert unfinished_bytes(tmp_path) > before == 0
 
 
 def test_keeping_all_removes_nothing(tmp_path):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from orchestrator.commands import prepare
 from orchestrator.commands.paths import with_absolute_paths
 from orchestrator.commands.planned import plan_run
 from orchestrator.commands.resumed_data import changed_data
-from orchestrator.config.data import DataConfig, MixtureSource
-from orchestrator.config.enums import DataSource, Packing
+from orchestrator.config.data import DataConfig, MixtureSource, PrepareConfig
+from orchestrator.config.enums import DataSource, Packing, View
 from orchestrator.config.load import load_config
 from orchestrator.config.schema import RunConfig
 from orchestrator.findings import Severity
+from orchestrator.report.prepare import PrepareView
 from orchestrator.run_dir import write_json
 from orchestrator.tokens.manifest import read_manifest, write_manifest
-from tests.unit.tokens.written import write_folder
+from tests.unit.tokens.written import write_folder, write_megatron
 
 
 @pytest.fixture
@@ -75,6 +79,24 @@ def test_tokens_of_a_larger_vocabulary_are_refused_before_the_start(demo, tokens
     (finding,) = [finding for finding in plan.findings if finding.rule == "tokenizer-vocabulary"]
     assert finding.severity is Severity.error
     assert "100" in finding.message and "99" in finding.message
+
+
+def test_a_check_of_much_says_how_far_it_has_come(demo, tokens, monkeypatch):
+    monkeypatch.setattr(prepare, "SILENT_SECONDS", 0.0)
+    write_folder(tokens / "two", [[[1, 2, 3]], [[4, 5, 6]]])
+    console = Console(file=io.StringIO(), width=200)
+    config = replace(demo, prepare=PrepareConfig(output=str(tokens / "two")))
+    result = prepare.check(config, PrepareView(console, View.lines))
+    assert (result.exit_code, result.payload["status"]) == (0, "verified")
+    assert "checking: 50.0% of 12 B" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("id", "says"), [(-1, "down to -1"), (70_000, "up to 70000")])
+def test_ids_without_a_row_in_the_embedding_are_seen_in_megatron_files(demo, tmp_path, id, says):
+    write_megatron(tmp_path / "theirs", [[5, 6, id, 7]] * 30, code=4, dtype="<i4")
+    (finding,) = [found for found in plan_run(with_path(demo, tmp_path / "theirs")).findings if found.field == "data.path"]
+    assert (finding.rule, finding.severity) == ("tokenizer-vocabulary", Severity.error)
+    assert says in finding.message
 
 
 def test_sources_of_different_tokenizers_are_warned_of(mixture, tokens):

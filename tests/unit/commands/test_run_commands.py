@@ -32,6 +32,7 @@ def new_attempt(run_dir: Path, number: int = 1) -> Attempt:
     path = run_dir / "attempts" / str(number)
     write_json(path / "config.json", {"training": {"max_steps": 9}})
     write_text(path / "hostfile", "node-0 slots=2\nnode-1 slots=2\n")
+    write_json(path / "attempt.json", {"attempt": number})
     return Attempt(number=number, path=path, run_dir=run_dir)
 
 

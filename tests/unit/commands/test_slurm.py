@@ -20,7 +20,7 @@ from orchestrator.launch.ending.outcome import Outcome
 from orchestrator.launch.ending.status import Status, StoppedBy
 from orchestrator.launch.slurm.follow import follow
 from orchestrator.launch.slurm.job import Job, parse_job, write_job
-from orchestrator.run_dir import checkpoint_dir
+from orchestrator.run_dir import checkpoint_dir, write_json
 
 STOPPED = Outcome(status=Status.interrupted, reason="its time limit is near", stopped_by=StoppedBy.time_limit)
 
@@ -162,6 +162,7 @@ def test_only_the_runs_own_job_that_starts_again_goes_on_by_itself(tmp_path: Pat
 def controller(run_dir: Path, state: State) -> None:
     record = ControllerRecord(host="a", pid=1, started=0.0, backend="slurm", hosts=("a",), detached=False, state=state)
     write_controller(run_dir / "attempts" / "1", record)
+    write_json(run_dir / "attempts" / "1" / "attempt.json", {"attempt": 1})
 
 
 @pytest.mark.usefixtures("job")

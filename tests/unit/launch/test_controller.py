@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,13 @@ def test_a_setup_line_that_fails_ends_the_start(attempt: Path) -> None:
     assert "launcher.setup failed: module load cuda/99" in log
     assert "command not found" in log
     assert not (attempt / "started").exists()
+
+
+def test_a_folder_that_a_network_disk_shows_late_is_waited_for(attempt: Path, tmp_path: Path) -> None:
+    threading.Timer(3.0, (tmp_path / "late").mkdir).start()
+    spec = spec_of(attempt, f"import os; os.chdir({str(attempt)!r})\n{RESULT}")
+    outcome, _ = run(attempt, replace(spec, working_directory=str(tmp_path / "late")))
+    assert outcome.status is Status.completed
 
 
 def test_a_host_that_is_not_reached_starts_nothing_anywhere(ssh: Path) -> None:

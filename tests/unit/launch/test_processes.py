@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.launch import processes
 from orchestrator.launch.command import LaunchCommand
-from orchestrator.launch.processes import Ended, meaning, supervise
+from orchestrator.launch.processes import Ended, Output, StopRequests, lines_of, meaning, open_log, supervise
 
 
 def run(tmp_path: Path, program: str, *, stop_seconds: float = 10.0) -> tuple[Ended, list[str]]:
@@ -113,3 +116,60 @@ def test_exit_codes_are_explained() -> None:
     assert "/dev/shm" in meaning(256 - 7)
     assert "SIGSEGV" in meaning(245)
     assert "exit code 1" in meaning(1)
+
+
+def test_a_terminal_that_stands_still_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_DRAIN_SECONDS", 0.2)
+    moves = threading.Event()
+    with open_log(tmp_path / "log") as log:
+        output = Output(log, lambda _line: bool(moves.wait(60)))
+        for step in range(3):
+            output.write(f"[orchestrator] step {step}\n")
+        output.close()
+    moves.set()
+    assert "step 2" in (tmp_path / "log").read_text()
+
+
+def test_a_log_goes_on_when_a_full_disk_has_room_again() -> None:
+    class Disk(io.StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    log = Disk()
+    output = Output(log, lambda _line: None)
+    output.write("lost\n")
+    log.is_full = False
+    output.write("kept\n")
+    output.close()
+    assert log.getvalue() == "kept\n"
+
+
+def test_a_disk_that_stays_full_is_no_failure_of_what_was_run(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("/dev/full")
+    outcome, echoed = run(tmp_path, "print('[orchestrator] step 1')")
+    assert outcome == Ended(exit_code=0, interrupted=False)
+    assert echoed == ["step 1"]
+
+
+def test_output_without_an_end_of_line_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_LONGEST_LINE", 4)
+    assert list(lines_of(io.StringIO("abcdefg\nhi"))) == ["abcd\n", "efg\n", "hi\n"]
+
+
+def test_what_was_started_with_nohup_does_not_hear_of_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    requests = StopRequests()
+    try:
+        with requests.listening():
+            signal.raise_signal(signal.SIGHUP)
+            assert requests.count == 0
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            with requests.listening():
+                signal.raise_signal(signal.SIGHUP)
+        assert requests.count == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.tokens import megatron
 from orchestrator.tokens.megatron import token_dtype, write_index
-from orchestrator.tokens.store import open_tokens
+from orchestrator.tokens.sources import is_there
+from orchestrator.tokens.store import MOST_MAPPED, open_tokens
 from orchestrator.tokens.writer import ShardWriter
 from tests.unit.refusals import refusal
 from tests.unit.tokens.written import megatron_bytes, write_folder, write_megatron
@@ -68,6 +72,20 @@ def test_a_folder_is_one_stream_over_its_files(tmp_path):
     assert store.document_ends.tolist() == [3, 4, 6, 6, 9]
     assert store.answer_starts.tolist() == [1, 0, 1, 0, 2]
     assert store.verify() == []
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    shards = [[[number, 1]] for number in range(MOST_MAPPED + 60)]
+    write_folder(tmp_path, shards, answers=[[1]] * len(shards))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + MOST_MAPPED + 30, limits[1]))
+    try:
+        store = open_tokens(tmp_path)
+        assert store.read(0, store.num_tokens)[::2].tolist() == list(range(len(shards)))
+        assert store.answer_starts is not None and len(store.answer_starts) == len(shards)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_document_may_come_in_pieces(tmp_path):
@@ -157,6 +175,23 @@ def test_a_changed_byte_is_found_by_a_full_check(tmp_path, name):
 def test_a_folder_without_whole_tokens_is_refused(tmp_path, make, says):
     make(tmp_path / "tokens")
     assert says in refusal(lambda: open_tokens(tmp_path / "tokens")).message
+
+
+def test_a_folder_that_must_not_be_entered_is_named(tmp_path, monkeypatch):
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Path, "exists", refused)
+    assert is_there(str(tmp_path / "theirs"))
+    finding = refusal(lambda: open_tokens(tmp_path / "theirs"))
+    assert (finding.rule, finding.field) == ("token-files", "data.path")
+    assert "theirs/tokens.json cannot be read: Permission denied" in finding.message
+
+
+def test_the_home_of_an_unknown_user_is_no_folder():
+    assert not is_there("~nobody_of_that_name/tokens")
+    assert "is not there" in refusal(lambda: open_tokens("~nobody_of_that_name/tokens")).message
 
 
 def test_a_file_name_with_its_ending_is_answered_with_the_prefix(tmp_path):

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator import script
@@ -16,6 +18,7 @@ from orchestrator.commands.launch import run_contents
 from orchestrator.commands.planned import plan_run
 from orchestrator.config.load import load_config
 from orchestrator.run_dir import RESULT, Attempt, CommandWords, read_json, start_run
+from orchestrator.worker.script_launch import entry_of_log
 
 SEES = """
 import json, os, sys
@@ -110,6 +113,43 @@ with open(os.environ["ORCHESTRATOR_OUTPUT_DIR"] + "/trainer_state.json", "w") as
     attempt = attempt_of(tmp_path, source)
     assert run_script(attempt).returncode == 0
     assert read_json(attempt.path / RESULT)["metric"] == 2.0
+
+
+def test_a_broken_history_does_not_make_a_failure_of_a_training_that_ended_well(tmp_path: Path) -> None:
+    source = 'import os; open(os.environ["ORCHESTRATOR_OUTPUT_DIR"] + "/trainer_state.json", "w").write("{cut")'
+    attempt = attempt_of(tmp_path, source)
+    ended = run_script(attempt)
+    assert ended.returncode == 0, ended.stderr
+    assert "trainer_state.json cannot be read" in ended.stdout
+    assert read_json(attempt.path / RESULT)["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("logged", "entry"),
+    [
+        ({"loss": 3.0, "learning_rate": 0.1, "time": 5.0}, ("train", {"loss": 3.0, "lr": 0.1})),
+        (
+            {"eval_loss": 2.0, "eval_runtime": 4.0, "eval_aux_loss": 1.0, "eval_time": 9.0, "epoch": 0.5},
+            ("evaluate", {"held_out_loss": 2.0, "seconds": 4.0, "aux_loss": 1.0, "eval_time": 9.0, "epoch": 0.5}),
+        ),
+        (
+            {"eval_my_code_loss": 2.0, "eval_my_code_runtime": 4.0, "eval_my_code_aux_loss": 1.0, "epoch": 0.5},
+            ("evaluate", {"held_out_loss/my_code": 2.0, "seconds/my_code": 4.0, "aux_loss/my_code": 1.0, "epoch": 0.5}),
+        ),
+        ({"train_loss": 2.0, "train_runtime": 4.0}, ("train", {})),
+    ],
+)
+def test_what_a_trainer_logs_has_our_names(logged: dict[str, float], entry: tuple[str, dict[str, float]]) -> None:
+    assert entry_of_log({**logged, "step": 7}) == entry
+
+
+def test_a_step_is_a_whole_number_of_any_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    monkeypatch.setattr(script, "_launch", SimpleNamespace(report=lambda _kind, step, _values: steps.append(step)))
+    script.report(step=np.int64(3), loss=1.0)  # type: ignore[arg-type]
+    assert json.dumps(steps) == "[3]"
+    with pytest.raises(TypeError, match=r"step=2.5 is no whole number"):
+        script.report(step=2.5, loss=1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,11 @@ def test_a_token_file_that_was_cut_is_made_again(folder, tmp_path):
     first, _ = tokenize(config)
     whole = all_of(first).tolist()
     os.truncate(first.path / "shard-00000.bin", 10)
+    of_a_killed_one = first.path.with_name(f".{first.path.name}.x1y2")
+    of_a_killed_one.mkdir()
     second, _ = tokenize(config)
     assert all_of(second).tolist() == whole
+    assert not of_a_killed_one.exists()
 
 
 def test_max_bytes_cuts_between_characters(folder, tmp_path):
@@ -151,6 +154,10 @@ def test_text_that_cannot_be_used_is_refused(folder, tmp_path):
     assert refusal(lambda: tokenize(config_of(folder, tmp_path))).field == "data.path"
     assert refusal(lambda: find_corpus(config_of(tmp_path / "missing", tmp_path))).field == "data.path"
     assert refusal(lambda: find_corpus(config_of(folder, tmp_path, file_suffixes=[".rst"]))).field == "data.path"
+    (folder / "gone.rst").symlink_to(tmp_path / "nowhere")
+    assert "gone.rst" in refusal(lambda: find_corpus(config_of(folder, tmp_path, file_suffixes=[".rst"]))).message
+    (folder / "again.txt").symlink_to(folder / "a.txt")
+    assert "the same file" in refusal(lambda: find_corpus(config_of(folder, tmp_path))).message
 
 
 def test_a_tokenizer_of_ones_own_is_used(folder, tmp_path):
@@ -160,6 +167,9 @@ def test_a_tokenizer_of_ones_own_is_used(folder, tmp_path):
     tokens, tokenizer = tokenize(config_of(folder, tmp_path, tokenizer_path=str(own)))
     assert tokenizer.path == own
     assert tokens.vocab_size == Tokenizer.from_file(str(own)).get_vocab_size()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    changed, _ = tokenize(config_of(folder, tmp_path, tokenizer_path=str(own)))
+    assert changed.end_of_document == tokenizer.tokenizer.token_to_id("a") != tokens.end_of_document
 
 
 def test_a_tokenizer_that_the_model_or_the_library_does_not_know_is_refused(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pynvml
@@ -128,6 +129,23 @@ def test_equal_content_has_an_equal_hash_and_other_content_another(size: int, tm
     assert files["a"]["digest"] == files["b"]["digest"] != files["c"]["digest"]
     assert files["a"]["bytes"] == files["file"]["bytes"] == size
     assert files["d"]["exists"] is False
+
+
+def test_a_file_that_must_not_be_read_is_named_and_the_others_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / name).write_text("text")
+    opened = Path.open
+
+    def refused(path: Path, mode: str) -> IO[Any]:
+        if path.name == "theirs":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, mode)
+
+    monkeypatch.setattr(Path, "open", refused)
+    found = probe.files({"files": {name: str(tmp_path / name) for name in ("mine", "theirs")}})
+    assert [(entry["exists"], entry["readable"]) for entry in found.values()] == [(True, True), (True, False)]
 
 
 def test_the_prefix_of_two_token_files_stands_for_both(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -153,6 +154,52 @@ def test_inputs_are_read_in_the_order_they_are_named_and_folders_sorted(folder):
     assert result["left_out"] == {".rst": 1}
 
 
+def test_links_are_followed_and_not_in_a_circle(folder):
+    (folder / "books" / "deep").mkdir(parents=True)
+    (folder / "elsewhere").mkdir()
+    write_lines(folder / "elsewhere" / "b.jsonl", [{"text": "word2"}])
+    write_lines(folder / "books" / "a.jsonl", [{"text": "word1"}])
+    (folder / "books" / "deep" / "link").symlink_to(folder / "elsewhere")
+    (folder / "books" / "deep" / "up").symlink_to(folder / "books")
+    (folder / "books" / "gone.bin").symlink_to(folder / "nowhere")
+    assert run(folder, [folder / "books"])["left_out"] == {".bin": 1}
+    assert documents_in(folder / "tokens") == [[*ids("word1"), 0], [*ids("word2"), 0]]
+
+
+def link_to_nothing(folder):
+    path = as_text(folder, TEXTS)
+    (path / "gone.txt").symlink_to(folder / "nowhere")
+    return [path]
+
+
+def link_to_another(folder):
+    path = as_text(folder, TEXTS)
+    (path / "again.txt").symlink_to(path / "0.txt")
+    return [path]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (link_to_nothing, "gone.txt cannot be read: No such file"),
+        (link_to_another, "0.txt and {books}/again.txt are the same file"),
+        (lambda folder: [as_text(folder, TEXTS), folder / "books" / "0.txt"], "0.txt would be read twice"),
+    ],
+)
+def test_text_that_is_not_there_or_there_twice_is_refused(folder, make, says):
+    inputs = make(folder)
+    finding = refusal(lambda: run(folder, inputs))
+    assert finding.field == "prepare.input"
+    assert says.format(books=folder / "books") in finding.message
+
+
+def test_a_byte_order_mark_is_no_text(folder):
+    (folder / "a.txt").write_bytes(b"\xef\xbb\xbfword1 word2\r\n")
+    (folder / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "word3"}\r\n{"text": "word4"}\r\n')
+    run(folder, [folder / "a.txt", folder / "b.jsonl"])
+    assert documents_in(folder / "tokens") == [[*ids(text), 0] for text in ("word1 word2", "word3", "word4")]
+
+
 def test_a_prompt_and_its_answer_say_where_the_answer_begins(folder):
     path = write_lines(folder / "chats.jsonl", [{"q": "word1 word2", "a": "word3"}, {"q": "word4", "a": "word5 word6"}])
     run(folder, [path], fields=("q", "a"))
@@ -208,6 +255,19 @@ def test_bad_rows_are_named_by_their_number(folder):
     assert f"{folder / 'a.parquet'} row 3" in message
 
 
+def test_names_that_are_no_unicode_are_written_down(folder):
+    path = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl"))
+    write_lines(path, ['{"\\ud83d": "word1"}', {"text": "word2"}])
+    message = refusal(lambda: run(folder, [path])).message
+    assert "caf\udce9.jsonl:1: no field 'text'; there is \ud83d" in message
+    assert run(folder, [path], max_bad_fraction=0.5)["documents"] == 1
+
+
+def test_nobody_is_told_to_leave_everything_out(folder):
+    path = write_lines(folder / "a.jsonl", ["broken", '{"text": ""}'])
+    assert "max_bad_fraction" not in refusal(lambda: run(folder, [path])).fix
+
+
 @pytest.mark.usefixtures("small_chunks")
 def test_a_long_text_that_is_no_utf8_is_bad_as_a_whole(folder):
     (folder / "a.txt").write_bytes(b"word1\n" * 100 + b"\xff\n")
@@ -244,13 +304,30 @@ def test_a_trained_tokenizer_is_kept_beside_the_tokens(folder):
     assert store.end_of_document == 0
 
 
-@pytest.mark.parametrize("beside", [{"eos_token": "word7"}, {"eos_token": {"content": "word7"}}])
-def test_a_folder_of_a_tokenizer_says_what_ends_a_document(folder, beside):
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("tokenizer_config.json", {"eos_token": "word7"}),
+        ("tokenizer_config.json", {"eos_token": {"content": "word7"}}),
+        ("special_tokens_map.json", {"eos_token": {"content": "word7"}}),
+    ],
+)
+def test_a_folder_of_a_tokenizer_says_what_ends_a_document(folder, name, beside):
     write_tokenizer(folder / "own" / "tokenizer.json")
-    (folder / "own" / "tokenizer_config.json").write_text(json.dumps(beside))
+    (folder / "own" / "tokenizer_config.json").write_text("{}")
+    (folder / "own" / name).write_text(json.dumps(beside))
     run(folder, [as_jsonl(folder, TEXTS)], tokenizer=str(folder / "own"))
     assert {document[-1] for document in documents_in(folder / "tokens")} == {VOCABULARY["word7"]}
     assert (folder / "tokens" / "tokenizer_config.json").is_file()
+
+
+def test_an_end_of_documents_that_the_tokenizer_has_not_is_refused(folder):
+    write_tokenizer(folder / "own" / "tokenizer.json")
+    (folder / "own" / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    path = as_jsonl(folder, TEXTS)
+    finding = refusal(lambda: run(folder, [path], tokenizer=str(folder / "own")))
+    assert (finding.rule, finding.field) == ("tokenizer-end", "data.tokenizer_path")
+    assert "<|im_end|>" in finding.message
 
 
 def test_a_tokenizer_without_an_end_of_documents_is_refused(folder):
@@ -299,6 +376,7 @@ def cut(path: Path) -> Path:
         (lambda folder: cut(as_parquet(folder, TEXTS)), {}, "prepare.input", "cannot be read"),
         (lambda folder: cut(next(as_dataset(folder, TEXTS).glob("*00000-*"))).parent, {}, "prepare.input", "cannot be read"),
         (selection, {}, "prepare.input", "selection"),
+        (lambda folder: as_jsonl(folder, TEXTS), {"text_endings": (".jsonl",)}, "data.file_suffixes", "is jsonl"),
     ],
 )  # fmt: skip
 def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says):
@@ -306,6 +384,10 @@ def test_input_that_cannot_be_used_is_refused(folder, make, options, field, says
     finding = refusal(lambda: run(folder, [path], **options))
     assert finding.field == field
     assert says in finding.message
+
+
+def test_a_pattern_is_answered_with_the_folder(folder):
+    assert "name the folder" in refusal(lambda: run(folder, [folder / "*.jsonl"])).fix
 
 
 def test_text_beside_lines_of_json_is_read_if_it_is_said(folder):
@@ -322,6 +404,20 @@ def test_text_beside_lines_of_json_is_read_if_it_is_said(folder):
 def test_a_format_that_is_said_counts_whatever_the_ending(folder):
     run(folder, [write_lines(folder / "a.data", rows(TEXTS))], format="jsonl")
     assert documents_in(folder / "tokens") == EXPECTED
+
+
+def test_json_is_lines_of_it_in_a_folder_if_it_is_said(folder):
+    (folder / "books").mkdir()
+    write_lines(folder / "books" / "c4.json", rows(TEXTS))
+    with gzip.open(folder / "books" / "d4.json.gz", "wb") as file:
+        file.write(b'{"text": "word9"}')
+    message = refusal(lambda: run(folder, [folder / "books"])).message
+    assert "there is 1 x .json, 1 x .json.gz" in message
+    run(folder, [folder / "books"], format="jsonl")
+    assert documents_in(folder / "tokens") == [*EXPECTED, [*ids("word9"), 0]]
+    write_lines(folder / "books" / "surely.jsonl", [{"text": "word1"}])
+    again = run(folder, [folder / "books"], format="jsonl", output=str(folder / "again"))
+    assert (again["documents"], again["left_out"]) == (1, {".json": 1, ".json.gz": 1})
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(folder):

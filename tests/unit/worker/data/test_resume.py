@@ -15,9 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.enums import TextFormat
 from orchestrator.errors import ConfigurationError
+from orchestrator.tokens.manifest import Shard
 from orchestrator.tokens.request import PrepareRequest
 from orchestrator.worker.data import chunks, output, plain_files
+from orchestrator.worker.data.chunks import Place
+from orchestrator.worker.data.inputs import find_inputs
+from orchestrator.worker.data.shards import Progress, State
+from orchestrator.worker.data.watch import Watch
+from tests.unit.refusals import refusal
 from tests.unit.worker.data.preparing import (
     WORDS,
     content,
@@ -160,6 +167,26 @@ def test_a_folder_made_from_something_else_is_refused(folder, change, is_whole):
         run(folder, inputs, **options)
     assert all(finding.field.startswith(field) and finding.fix for finding in caught.value.findings)
     assert content(folder / "tokens") == before
+
+
+def test_tokens_with_another_end_of_documents_are_not_taken_for_done(folder):
+    own = write_tokenizer(folder / "own" / "tokenizer.json").parent
+    path = write_lines(folder / "a.jsonl", [{"text": "word1"}])
+    run(folder, [path], tokenizer=str(own))
+    (own / "tokenizer_config.json").write_text('{"eos_token": "word7"}')
+    finding = refusal(lambda: run(folder, [path], tokenizer=str(own)))
+    assert (finding.rule, finding.field) == ("prepare-changed", "data.tokenizer_path")
+
+
+def test_the_time_left_counts_from_where_a_file_is_gone_on_with(folder):
+    path = write_lines(folder / "a.jsonl", [{"text": "word1"}] * 4)
+    inputs = find_inputs([path], TextFormat.auto, text_endings=())
+    shard = Shard(name="shard-00000", tokens=5, documents=2, sha256="", index_sha256="")
+    watch = Watch(inputs)
+    watch.begins(State(shards=(shard,), place=Place(offset=40)))
+    for disk_bytes in (60, 80):
+        watch.advanced(Progress(file=0, disk_bytes=disk_bytes, tokens=8, documents=3, bad={}))
+    assert (watch.now.bytes, watch.now.fresh_bytes, watch.now.fresh_tokens) == (72, 12, 3)
 
 
 def test_a_folder_without_a_complete_file_may_be_begun_with_something_else(folder):
