@@ -40,3 +40,12 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def format_duration(seconds: float) -> str:
+    """A step or a part of it: ``"3.21 s"``, ``"412 ms"``, ``"0.41 ms"``; from a minute on ``"1 min 05 s"``."""
+    if seconds >= 60:
+        return format_seconds(seconds)
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2f} ms"

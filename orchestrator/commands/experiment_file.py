@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error
 
 FOLDER = "experiment"
@@ -19,7 +20,8 @@ _OF_THE_COMMAND = frozenset({"command", "output", "dry_run", "run_dir", "planner
 def file_findings(path: Path) -> list[Finding]:
     """What speaks against writing an experiment to ``path``."""
     if path.parent.name != FOLDER or path.suffix != ".yaml":
-        wanted = path.parent / FOLDER / f"{path.stem}.yaml"
+        folder = path.parent if path.parent.name == FOLDER else path.parent / FOLDER
+        wanted = folder / f"{path.stem}.yaml"
         problem = f"{path} is not a .yaml file in a folder called {FOLDER}, where Hydra looks for experiments"
         return [error("plan-file", "planner.apply", problem, f"set planner.apply={wanted}")]
     if path.exists():
@@ -31,6 +33,9 @@ def write_experiment(path: Path, words: Sequence[str], values: Mapping[str, Any]
     """Write the experiment that ``words`` and ``values`` make: ``orchestrator validate experiment=STEM --config-dir FOLDER``.
 
     ``words`` are the overrides of the command line, whose groups are chosen again; ``values``, dotted options, come after them.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
     """
     defaults: list[Any] = []
     overrides: list[Any] = []
@@ -50,8 +55,13 @@ def write_experiment(path: Path, words: Sequence[str], values: Mapping[str, Any]
         _set(nested, key, value.value if isinstance(value, Enum) else value)
     content = {"defaults": [*defaults, *overrides], **nested} if defaults or overrides else nested
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# @package _global_\n# {title}\n{text}", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# @package _global_\n# {title}\n{text}", encoding="utf-8")
+    except OSError as problem:
+        message = f"{path} cannot be written: {problem.strerror}"
+        fix = "name a file in a folder that can be made and written"
+        raise ConfigurationError([error("plan-file", "planner.apply", message, fix)]) from None
 
 
 PLAIN_OPTIONS = frozenset({"deepspeed_json", "deepspeed_version", "hf_arguments", "client_optimizer", "seed", "world_size"})

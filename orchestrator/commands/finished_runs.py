@@ -58,16 +58,20 @@ class FinishedRun:
 
 
 def read_runs(names: Sequence[str]) -> list[FinishedRun]:
-    """The runs in these directories.
+    """The runs in these directories; one that is named twice counts once.
 
     Raises:
         ConfigurationError: with everything that is wrong with any of them.
     """
     runs: list[FinishedRun] = []
     findings: list[Finding] = []
+    paths: dict[str, Path] = {}
     for name in names:
+        path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's raises for unknown users
+        paths.setdefault(os.path.realpath(path), path)
+    for path in paths.values():
         try:
-            runs.append(read_run(Path(os.path.expanduser(name))))  # noqa: PTH111 - Path's raises for unknown users
+            runs.append(read_run(path))
         except ConfigurationError as problem:
             findings += problem.findings
     findings += _mixed(runs)
@@ -90,7 +94,7 @@ def read_run(path: Path) -> FinishedRun:
         raise _refused(f"{path}: no attempt has ended well yet", fix)
     try:
         return _finished_run(path, attempt)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise _refused(f"{attempt.path} is damaged: {problem}", "restore its files, or leave the run out") from None
 
 
@@ -110,10 +114,14 @@ def _finished_run(path: Path, attempt: Attempt) -> FinishedRun:
             f"{attempt.path / METRICS} has {len(seconds)} entries after the first {FIRST_STEPS} steps, too few for a median"
         )
         raise _refused(message, f"train at least {needed} steps (training.max_steps={needed}), or leave the run out")
+    if not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        raise ValueError(f"{METRICS} has steps that took no time, or none that is a number")
     median = float(np.median(seconds))
     deviation = 1.4826 * float(np.median(np.abs(seconds - median))) / median
     measured = _measured_step(str(path), attempt, config, median, deviation / float(np.sqrt(len(seconds))))
-    return FinishedRun(path=path, config=config, stack=attempt.result.get("stack", {}), measured=measured)
+    stack = dict(attempt.result.get("stack") or {})
+    stack |= {name: int(stack[name]) for name in ("threads", "cores") if name in stack}
+    return FinishedRun(path=path, config=config, stack=stack, measured=measured)
 
 
 def _measured_step(name: str, attempt: Attempt, config: RunConfig, seconds: float, relative_error: float) -> MeasuredStep:

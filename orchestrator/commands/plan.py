@@ -15,6 +15,7 @@ from orchestrator.config.schema import RunConfig
 from orchestrator.errors import ConfigurationError
 from orchestrator.findings import Finding, error, has_error
 from orchestrator.launch.machine import memory_limit_bytes
+from orchestrator.planning.cluster_spec import Host
 from orchestrator.planning.search.search import SearchResult, chosen_values, configured, search
 from orchestrator.report.plans import PlanEntry, plan_entry, plans_report, usual_advice
 
@@ -93,9 +94,15 @@ def _searched(config: RunConfig, *, hosts: int | None = None, best_only: bool = 
         raise ConfigurationError(findings)
     shaped = with_pretrained_shape(config)
     if hosts is not None:
-        named = None if named is None else named[:hosts]
+        named = None if named is None else _as_many(named, hosts)
         shaped = replace(shaped, cluster=replace(shaped.cluster, hosts=hosts))
     return search(shaped, hosts=named, machine_memory_bytes=memory_limit_bytes(), best_only=best_only)
+
+
+def _as_many(named: Sequence[Host], count: int) -> tuple[Host, ...]:
+    """The first of the named hosts, and further ones like the last where they are too few."""
+    further = (Host(name=f"further-{number}", slots=named[-1].slots) for number in range(1, count - len(named) + 1))
+    return (*named[:count], *further)
 
 
 def _result(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, get_args, get_origin
 
 from hydra.core.config_loader import ConfigLoader
@@ -174,7 +175,9 @@ def _wandb_findings(config: RunConfig) -> Iterable[Finding]:
             yield error("name", "tracking.tags", f"{tag!r} is no tag for W&B", f"use at most {LONGEST_TAG} characters")
 
 
+@lru_cache(maxsize=1)
 def _groups(loader: ConfigLoader) -> list[str]:
+    """The groups; Hydra copies its whole repository to list them, so it is asked once and not for every override."""
     return [group for group in loader.list_groups("") if group != "hydra" and not group.startswith("_")]
 
 

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from orchestrator.planning.calibration.constants import Constant
 from orchestrator.planning.calibration.fit import Calibration, FittedConstant, MeasuredStep
-from orchestrator.report.step_time import format_duration
-from orchestrator.units import format_count
+from orchestrator.units import format_count, format_duration
 
 
 def calibration_report(runs: Sequence[MeasuredStep], calibration: Calibration, *, is_guess: bool) -> list[RenderableType]:

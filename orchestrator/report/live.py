@@ -26,10 +26,9 @@ from rich.text import Text
 
 from orchestrator.control import State
 from orchestrator.report.run_state import PHASES
-from orchestrator.report.step_time import format_duration
 from orchestrator.results.measures import HELD_OUT_LOSS, number
 from orchestrator.results.watch import RunWatch, Sight
-from orchestrator.units import format_bytes, format_count, format_seconds
+from orchestrator.units import format_bytes, format_count, format_duration, format_seconds
 
 _DRAW_SECONDS = 0.5
 _LOOK_SECONDS = 1.0

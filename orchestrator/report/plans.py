@@ -18,7 +18,7 @@ from orchestrator.planning.search.reasons import against, largest_parts
 from orchestrator.planning.search.search import Candidate, SearchResult, chosen_values
 from orchestrator.planning.search.strategies import kinds_of, recommended
 from orchestrator.report.text import findings_report
-from orchestrator.units import format_bytes, format_count, format_seconds
+from orchestrator.units import format_bytes, format_count, format_duration
 
 SECONDS_PER_DAY = 86_400
 
@@ -100,7 +100,9 @@ def plans_report(
         report.append(Text("refused on the way:", style="bold"))
         report += [Text(f"    {entry.choices} choices   [{entry.rule}]   {entry.example}") for entry in result.refused]
     if result.findings:
-        report += [Text("whatever the plan, this is wrong as well:", style="bold"), *findings_report(result.findings)]
+        if best is not None or result.refused:
+            report.append(Text("whatever the plan, this is wrong as well:", style="bold"))
+        report += findings_report(result.findings)
     if best is None:
         report.append(Text("no plan fits", style="bold red"))
     return report
@@ -137,7 +139,7 @@ def _table(entries: Sequence[PlanEntry]) -> RenderableType:
         sequence = " + sequence" if choice.sequence_parallel else ""
         offload = [device.value for device in (choice.optimizer_device, choice.param_device) if device.value != "none"]
         table.add_row(
-            format_seconds(time.step_seconds),
+            format_duration(time.step_seconds),
             format_count(entry.tokens_per_second),
             f"{time.model_flops_utilization:.1%}",
             str(choice.hosts),
@@ -163,7 +165,7 @@ def _sizes_table(sizes: Sequence[tuple[int, PlanEntry | None]]) -> RenderableTyp
         table.add_row(
             str(count),
             str(entry.candidate.choice.hosts),
-            format_seconds(entry.candidate.time.step_seconds),
+            format_duration(entry.candidate.time.step_seconds),
             format_count(entry.tokens_per_second),
             f"{entry.days:.1f}",
             format_count(entry.device_hours),

@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.report.step_time import format_duration
-from orchestrator.units import format_bytes
+from orchestrator.units import format_bytes, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

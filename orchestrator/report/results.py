@@ -12,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.config.enums import Direction
-from orchestrator.report.step_time import format_duration
 from orchestrator.results.options import MISSING, value_of
 from orchestrator.results.row import Row, Status
 from orchestrator.results.table import ResultsTable
-from orchestrator.units import format_bytes, format_count, format_seconds
+from orchestrator.units import format_bytes, format_count, format_duration, format_seconds
 
 _STYLES = {
     Status.finished: "green",

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.planning.cost.step_time import StepTime
+from orchestrator.units import format_duration
 
 _LEAST_SHARE = 0.001
 """Components below this share of the step are in the JSON alone."""
@@ -39,10 +40,3 @@ def time_line(time: StepTime) -> str:
     per_device = f"{time.tokens_per_second_per_device:,.0f} tokens/s per device"
     shares = f"{time.model_flops_utilization:.1%} of the peak (MFU), {time.bubble_fraction:.1%} pipeline bubble"
     return f"predicted: {format_duration(time.step_seconds)} a step, {per_device}, {shares}"
-
-
-def format_duration(seconds: float) -> str:
-    """``"3.21 s"``, ``"412 ms"``, ``"0.41 ms"``."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.0f} ms" if seconds >= 0.01 else f"{1e3 * seconds:.2f} ms"

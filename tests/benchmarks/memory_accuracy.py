@@ -210,10 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--rows", action="store_true", help="print every row with its prediction")
     asked = parser.parse_args(arguments)
-    try:
-        rows = read_rows(asked.file)
-    except OSError as problem:
-        raise SystemExit(f"{asked.file}: {problem.strerror}") from None
+    rows = read_rows(asked.file)
     outcomes = judge(rows)
     if asked.json:
         sys.stdout.write(json.dumps(summary(outcomes)) + "\n")

@@ -29,6 +29,15 @@ ULTRA_GB = 288.0
 """Memory of Blackwell Ultra, which the table has for B300 alone."""
 DEFAULT_HOST_GIB = 1500.0
 CONTEXT_GIB = 1.8
+NUMBER = r"(\d+(?:\.\d+)?)"
+SHORT_NAMES: Mapping[str, str] = {
+    "mi300": "mi300x",
+    "mi250": "mi250x",
+    "a6000": "rtxa6000",
+    "4090": "rtx4090",
+    "3090": "rtx3090",
+}
+"""Labels that leave out a part of the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,7 @@ def published_cluster(row: Row) -> ClusterSpec | None:
         precisions=[Precision.fp32, Precision.bf16, Precision.fp16],
         bf16_tflops=_rate(row, device),
         fp16_tflops=_rate(row, device),
-        fp32_tflops=parse_number(device["fp32_tflops"]),
+        fp32_tflops=_fp32_rate(row, device),
         memory_bandwidth_gbps=parse_number(device["hbm_gbps"]),
         device_link_gbps=parse_number(device["gpu_link_gbps_per_dir_total"]) or parse_number(device["cpu_link_gbps_per_dir"]),
         host_link_gbps=parse_number(device["cpu_link_gbps_per_dir"]),
@@ -80,7 +89,9 @@ def published_cluster(row: Row) -> ClusterSpec | None:
 def find_device(label: str) -> Mapping[str, str] | None:
     """The entry of the hardware table that a label means: longest name, then form factor, then the nearest memory size."""
     plain = _plain(label)
-    named = [device for device in _table() if plain and _plain(device["gpu"]) in plain]
+    named = _named(plain) or [
+        device for short, name in SHORT_NAMES.items() if short in plain for device in _named(plain.replace(short, name))
+    ]
     if not named:
         return None
     longest = max(len(_plain(device["gpu"])) for device in named)
@@ -91,6 +102,10 @@ def find_device(label: str) -> Mapping[str, str] | None:
         return wrong_form, abs((parse_number(device["mem_marketed_gb"]) or size) - size)
 
     return min((device for device in named if len(_plain(device["gpu"])) == longest), key=distance)
+
+
+def _named(plain: str) -> list[Mapping[str, str]]:
+    return [device for device in _table() if plain and _plain(device["gpu"]) in plain]
 
 
 def device_memory_gib(row: Row, device: Mapping[str, str]) -> float:
@@ -133,6 +148,12 @@ def _rate(row: Row, device: Mapping[str, str]) -> float | None:
     return eight or half if is_eight_bit(row) else half
 
 
+def _fp32_rate(row: Row, device: Mapping[str, str]) -> float | None:
+    """TF32 is half of 16 bits on every device that has it."""
+    half = parse_number(device["bf16_dense_tflops"])
+    return half / 2 if half and "tf32" in row.text("precision") else parse_number(device["fp32_tflops"])
+
+
 def is_eight_bit(row: Row) -> bool:
     """Whether the matrix products of a row are in FP8."""
     return any(
@@ -158,7 +179,7 @@ def _devices_per_host(row: Row, device: Mapping[str, str]) -> int:
 def _network_gbps(row: Row, device: Mapping[str, str]) -> float | None:
     """Of one host, GB/s, one direction: as the row says, as the site has, or as the typical host of the device has."""
     told, devices = _told(row), _devices_per_host(row, device)
-    patterns = ((r"([\d.]+) ?gb/s per node", 1), (r"([\d.]+) ?gbps node", 1), (r"([\d.]+) ?gb/s per gpu", devices))
+    patterns = ((rf"{NUMBER} ?gb/s per node", 1), (rf"{NUMBER} ?gbps node", 1), (rf"{NUMBER} ?gb/s per gpu", devices))
     for pattern, count in patterns:
         stated = re.search(pattern, told)
         if stated:

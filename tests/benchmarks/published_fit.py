@@ -72,7 +72,7 @@ def memory_row(run: Run) -> Row:
         "zero_stage": str(run.zero_stage),
         "recompute": run.recompute.value,
         "sequence_parallel": "yes" if run.sequence_parallel else "no",
-        "precision": "bf16" if "bf16" in run.row.text("precision") or run.system is System.fsdp else "fp16",
+        "precision": _precision(run),
         "dp": str(run.layout.data_parallel_size),
         "offload_optimizer": "cpu" if offloads_optimizer(run.row) else "",
         "offload_param": "cpu" if offloads_parameters(run.row) else "",
@@ -84,6 +84,13 @@ def memory_row(run: Run) -> Row:
     if run.system is System.fsdp:
         notes["sharding"] = "full_shard"
     return replace(run.row, fields={**run.row.fields, **fields}, notes=notes)
+
+
+def _precision(run: Run) -> str:
+    stated = run.row.text("precision")
+    if stated in ("fp32", "float32", "tf32", "32"):
+        return "fp32"
+    return "bf16" if "bf16" in stated or run.system is System.fsdp else "fp16"
 
 
 SOURCES = {

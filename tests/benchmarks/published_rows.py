@@ -1,20 +1,32 @@
 """Rows of a file of published memory readings (the columns of ``tests/data/memory_published.csv``), read leniently.
 
 A field that is missing, empty or not a number is ``None``; notes are ``key=value`` pairs in any order, and unknown keys are
-kept. Nothing here raises for what a file may hold.
+kept. Encodings, separators and the spelling of column names may differ. ``read_rows`` alone raises for what a file may hold.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import io
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 NUMERIC_KINDS = ("peak_allocated", "peak_reserved", "device_used", "host_used", "steady_allocated", "peak_unspecified")
 DECISION_KINDS = ("fits", "oom")
+UNITS: Mapping[str, float] = {
+    **dict.fromkeys(("", "s", "sec", "seconds", "tflop/s", "tflops", "tokens/s", "gib"), 1),
+    "ms": 1e-3,
+    "%": 1e-2,
+    "m": 1e6,
+    "b": 1e9,
+    "t": 1e12,
+}
+"""What may stand behind a number, and what it counts for; millions, billions and trillions are of parameters."""
 USABLE_GIB: Mapping[str, float] = {
     "a100-80": 79.14,
     "a100-40": 39.4,
@@ -75,6 +87,10 @@ class Row:
         value = self.number(name)
         return default if value is None else int(value)
 
+    def size(self, name: str) -> int:
+        """A field that is a size: at least 1, or 0 where it is missing or makes no sense."""
+        return max(0, self.whole(name))
+
     def note(self, name: str) -> str:
         """A note in lower case, empty if it is missing."""
         return self.notes.get(name, "").lower()
@@ -107,25 +123,41 @@ class Row:
         return None if size is None else 0.988 * int(size.group(1))
 
 
+@lru_cache(maxsize=10_000)
 def parse_number(text: str) -> float | None:
-    """A finite number as people write it, or ``None``."""
+    """A finite number as people write it, with one of ``UNITS`` or none, or ``None``.
+
+    A comma before three digits separates thousands, any other the decimals.
+    """
+    found = re.fullmatch(r"([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*([a-z%/]*)", text.strip().lower())
+    if found is None or found.group(2) not in UNITS:
+        return None
+    digits = re.sub(r",(?=\d{3}(?!\d))", "", found.group(1)).replace(",", ".")
     try:
-        value = float(text.strip().replace(",", ""))
+        value = float(digits) * UNITS[found.group(2)]
     except ValueError:
         return None
     return value if math.isfinite(value) else None
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row of the file."""
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return [
-            Row(
-                fields={key: value for key, value in entry.items() if isinstance(key, str) and isinstance(value, str)},
-                notes=_notes(entry.get("notes") or ""),
-            )
-            for entry in csv.DictReader(file)
-        ]
+    """Every row of the file. Raises SystemExit with the reason if it cannot be read."""
+    try:
+        text = _decoded(path.read_bytes())
+        head = text.partition("\n")[0]
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+        names = [name.strip().lower() for name in next(reader, [])]
+        entries = [dict(zip(names, cells, strict=False)) for cells in reader if cells]
+    except OSError as problem:
+        raise SystemExit(f"{path}: {problem.strerror}") from None
+    except csv.Error as problem:
+        raise SystemExit(f"{path}: {problem}") from None
+    return [Row(fields=entry, notes=_notes(entry.get("notes", ""))) for entry in entries]
+
+
+def _decoded(content: bytes) -> str:
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
 def _notes(text: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from orchestrator.config.enums import OffloadDevice, Precision
@@ -242,7 +243,7 @@ def deepspeed_settings(case: Case) -> DeepSpeedSettings:
         offloads_optimizer=offload is not OffloadDevice.none,
     )
     return replace(
-        resolve_settings(run_config(zero__stage=stage, offload__optimizer_device=offload)),
+        _default_settings(stage, offload),
         dtype=dtype,
         grad_accum_dtype=accumulated,
         communication_data_type=dtype,
@@ -251,6 +252,11 @@ def deepspeed_settings(case: Case) -> DeepSpeedSettings:
         offload_param_device=_device(row.text("offload_param")),
         **_published_settings(row),
     )
+
+
+@cache
+def _default_settings(stage: int, offload: OffloadDevice) -> DeepSpeedSettings:
+    return resolve_settings(run_config(zero__stage=stage, offload__optimizer_device=offload))
 
 
 def _published_settings(row: Row) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from enum import StrEnum
 from orchestrator.config.enums import RecomputePolicy
 from orchestrator.planning.cluster_spec import ClusterSpec
 from orchestrator.planning.layout import ParallelLayout
-from tests.benchmarks.published_devices import published_cluster
+from tests.benchmarks.published_devices import find_device, published_cluster
 from tests.benchmarks.published_memory import NotPredictable, PublishedModel, model_of
 from tests.benchmarks.published_rows import Row
 from tests.benchmarks.published_shapes import known_shape
@@ -37,8 +37,11 @@ GPT2_VOCABULARY = 50257
 DEFAULT_HEAD_DIM = 128
 TUNED_DEPTHS = ("12", "24")
 """Layers of the single-node vTrain rows that the cost model's constants were chosen on."""
-MIXTURES = ("moe", "deepseekv", "gpt oss", "kimi", "nemotron", "_a22b", "_a3b", "mixtral")
+MIXTURES = re.compile(
+    r"moe|\d experts|mixtral|\d+x\d+b|deepseek[\W_]?(v\d|r1)|gpt[\W_]?oss|kimi|nemotron|dbrx|grok|[\W_]a\d+(\.\d+)?b\b"
+)
 """Words of models with experts, which the planner does not know."""
+FULL_RECOMPUTE = ("full", "yes", "true", "1")
 
 
 class System(StrEnum):
@@ -118,16 +121,16 @@ TUNED_NARAYANAN = tuple(f"nar21-t1-{size}" for size in ("3.6b", "7.5b", "145b", 
 
 def states_a_run(row: Row) -> bool:
     """Whether a row states model shape, layout, batch and device, and a speed."""
-    shape = all(row.whole(name) > 0 for name in ("layers", "hidden", "heads")) or known_shape(row.text("model")) is not None
-    layout = row.whole("gpus") > 0 and row.text("tp") != "" and row.text("pp") != "" and row.whole("seq_len") > 0
-    batch = row.whole("global_batch") > 0 or row.whole("micro_batch") > 0
+    shape = all(row.size(name) for name in ("layers", "hidden", "heads")) or known_shape(row.text("model")) is not None
+    layout = all(row.size(name) for name in ("gpus", "seq_len")) and all(row.number(name) is not None for name in ("tp", "pp"))
+    batch = row.size("global_batch") or row.size("micro_batch")
     speed = any((row.number(name) or 0) > 0 for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu"))
-    return shape and layout and batch and speed and row.text("gpu") != "" and not is_mixture(row)
+    return bool(shape and layout and batch and speed and row.text("gpu")) and not is_mixture(row)
 
 
 def is_mixture(row: Row) -> bool:
     """Whether the model has experts."""
-    return any(word in f"{row.text('model')} {row.text('notes')}" for word in MIXTURES)
+    return MIXTURES.search(f"{row.text('model')} {row.text('notes')}") is not None
 
 
 def out_of_memory(row: Row) -> bool:
@@ -157,13 +160,14 @@ def run_of(row: Row) -> Run:
     row = completed_row(row)
     system = system_of(row)
     cluster = published_cluster(row)
-    if cluster is None:
+    if cluster is None and find_device(row.text("gpu")) is None:
         raise NotPredictable(f"the device {row.text('gpu') or 'that is not stated'} is not known")
+    if cluster is None:
+        raise NotPredictable(f"no cluster has {row.whole('gpus')} devices")
     context = context_parallel_size(row)
     model = model_of(row, "megatron" if system in (System.megatron, System.megatron_core) else system.value)
     shards = system is System.megatron_core or (system is System.deepspeed and "bigscience" in row.text("source"))
     stage = row.whole("zero_stage", int(shards))
-    recompute = row.text("recompute")
     return Run(
         row=row,
         source=source_of(row),
@@ -172,7 +176,7 @@ def run_of(row: Row) -> Run:
         layout=_layout(row, context),
         cluster=cluster,
         zero_stage=min(3, max(0, stage)),
-        recompute=next((policy for policy in RecomputePolicy if policy.value == recompute), RecomputePolicy.none),
+        recompute=_recompute(row),
         sequence_parallel=_is_sequence_parallel(row, system),
         num_chunks=_num_chunks(row),
         context_parallel_size=context,
@@ -185,21 +189,23 @@ def completed_row(row: Row) -> Row:
     """The row with what it left out. Raises NotPredictable where that cannot be known."""
     if row.whole("tp") < 1 and row.whole("pp") < 1 and row.whole("gpus") != 1:
         raise NotPredictable("the layout is not stated")
+    odd = [name for name in ("tp", "pp") if row.text(name) and row.number(name) is None]
+    if odd:
+        raise NotPredictable(f"{odd[0]} is {row.text(odd[0])!r}, which is no number")
     row = _with_shape(row)
     tp, pp, context = max(1, row.whole("tp", 1)), max(1, row.whole("pp", 1)), context_parallel_size(row)
-    gpus, dp = row.whole("gpus"), row.whole("dp")
-    if gpus < 1 and dp < 1:
+    gpus, dp = row.size("gpus"), row.size("dp")
+    if not gpus and not dp:
         raise NotPredictable("neither gpus nor dp is stated")
-    gpus = gpus if gpus >= 1 else tp * pp * context * dp
+    gpus = gpus or tp * pp * context * dp
     if gpus % (tp * pp * context):
         raise NotPredictable(f"tensor {tp} x pipeline {pp} x context {context} do not divide {gpus} devices")
     dp = gpus // (tp * pp * context)
     local = re.search(r"local batch (\d+)", row.text("notes"))
-    micro = row.whole("micro_batch")
-    if micro < 1 and row.whole("global_batch") < 1 and local is None:
+    if not row.size("micro_batch") and not row.size("global_batch") and local is None:
         raise NotPredictable("neither global_batch nor micro_batch is stated")
-    micro = max(1, micro)
-    batch = row.whole("global_batch") or dp * (int(local.group(1)) if local else micro)
+    micro = max(1, row.size("micro_batch"))
+    batch = row.size("global_batch") or dp * (int(local.group(1)) if local else micro)
     sizes = {"tp": tp, "pp": pp, "dp": dp, "gpus": gpus, "micro_batch": micro, "global_batch": batch}
     return _with_fields(row, sizes)
 
@@ -259,13 +265,13 @@ def _with_shape(row: Row) -> Row:
     hidden = row.whole("hidden")
     if hidden < 1 or row.whole("seq_len") < 1:
         raise NotPredictable("hidden or seq_len is not stated")
-    vocab = row.whole("vocab") or _noted_vocabulary(row)
-    filled = {"vocab": vocab, "heads": row.whole("heads") or max(1, hidden // DEFAULT_HEAD_DIM)}
+    vocab = row.size("vocab") or _noted_vocabulary(row)
+    filled = {"vocab": vocab, "heads": row.size("heads") or max(1, hidden // DEFAULT_HEAD_DIM)}
     parameters = row.number("n_params")
     if row.whole("layers") < 1 and parameters is not None:
         filled["layers"] = max(1, round((parameters - vocab * hidden) / (12 * hidden**2)))
-    filled["kv_heads"] = row.whole("kv_heads") or filled["heads"]
-    filled["ffn"] = row.whole("ffn") or 4 * hidden
+    filled["kv_heads"] = row.size("kv_heads") or filled["heads"]
+    filled["ffn"] = row.size("ffn") or 4 * hidden
     return _with_fields(row, filled)
 
 
@@ -309,6 +315,13 @@ def _is_sequence_parallel(row: Row, system: System) -> bool:
     if stated:
         return stated in ("true", "yes", "1")
     return row.whole("tp") > 1 and system in (System.fsdp, System.megatron_core)
+
+
+def _recompute(row: Row) -> RecomputePolicy:
+    stated = row.text("recompute")
+    if stated in FULL_RECOMPUTE:
+        return RecomputePolicy.full
+    return next((policy for policy in RecomputePolicy if policy.value == stated), RecomputePolicy.none)
 
 
 def _num_chunks(row: Row) -> int:

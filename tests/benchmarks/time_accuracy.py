@@ -90,7 +90,23 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         layouts = layout_groups(unseen or seen)
         if layouts:
             groups[source] = group_figures(layouts)
-    return {"sources": sources, "groups": groups, "tuned": tuned, "memory": memory_figures(outcomes)}
+    return {
+        "sources": sources,
+        "groups": groups,
+        "tuned": tuned,
+        "memory": memory_figures(outcomes),
+        "not_predicted": reasons(outcomes),
+    }
+
+
+def reasons(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """Rows without a prediction, by source and by what is the matter with them."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        if outcome.problem:
+            of_source = found.setdefault(outcome.source, {})
+            of_source[outcome.problem] = of_source.get(outcome.problem, 0) + 1
+    return found
 
 
 def source_figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -192,12 +208,11 @@ def printed(outcomes: Sequence[Outcome], result: Mapping[str, Any]) -> str:
     lines.append(f"memory: of {ran['rows']} rows that ran {ran['refused']} are refused and {ran['flagged']} flagged")
     lines.append(f"memory: of {oom['rows']} rows out of memory {oom['accepted']} are accepted {' '.join(oom['accepted_ids'])}")
     lines += ["", *gate_lines(outcomes, result), ""]
-    missing: dict[tuple[str, str], int] = {}
-    for outcome in outcomes:
-        if outcome.problem:
-            key = (outcome.source, outcome.problem)
-            missing[key] = missing.get(key, 0) + 1
-    lines += [f"not predicted: {source}, {count} rows: {problem}" for (source, problem), count in missing.items()]
+    lines += [
+        f"not predicted: {source}, {count} rows: {problem}"
+        for source, problems in result["not_predicted"].items()
+        for problem, count in problems.items()
+    ]
     return "\n".join(lines)
 
 
@@ -230,10 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     parser.add_argument("--rows", action="store_true", help="print every row with its prediction")
     asked = parser.parse_args(arguments)
-    try:
-        rows = read_rows(asked.file)
-    except OSError as problem:
-        raise SystemExit(f"{asked.file}: {problem.strerror}") from None
+    rows = read_rows(asked.file)
     outcomes = judge(rows)
     result = summary(outcomes)
     if asked.json:

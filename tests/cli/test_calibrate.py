@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator.commands.finished_runs import read_runs
 from tests.cli.command_line import orchestrator
 from tests.finished_run import STACK, finished_run
 
@@ -86,18 +87,30 @@ def test_what_cannot_be_calibrated_is_refused(words: tuple[str, ...], rule: str,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    finished_run(tmp_path / "run", seconds=[0.1] * 6)
+    (tmp_path / "again").symlink_to("run")
+    assert [str(run.path.name) for run in read_runs([str(tmp_path / "run"), str(tmp_path / "again")])] == ["run"]
+
+
 def test_runs_that_do_not_serve_are_named_all_at_once(tmp_path: Path) -> None:
     finished_run(tmp_path / "good", seconds=[0.1] * 6)
     finished_run(tmp_path / "running", seconds=[0.1] * 6, ended=False)
     finished_run(tmp_path / "short", seconds=[0.1] * 4)
     finished_run(tmp_path / "elsewhere", seconds=[0.1] * 6, stack={**STACK, "device": "Other CPU"})
-    ended = orchestrator("calibrate", "good", "running", "short", "elsewhere", "output=json", cwd=tmp_path)
+    finished_run(tmp_path / "timeless", seconds=[0.0] * 6)
+    finished_run(tmp_path / "odd", seconds=[0.1] * 6, stack={**STACK, "threads": "many"})
+    (finished_run(tmp_path / "listed", seconds=[0.1] * 6) / "result.json").write_text("[]")
+    names = ("good", "running", "short", "elsewhere", "timeless", "odd", "listed")
+    ended = orchestrator("calibrate", *names, "output=json", cwd=tmp_path)
     assert ended.code == 2, ended.everything
     told = {finding["rule"]: finding["message"] for finding in ended.json["findings"]}
     messages = " ".join(finding["message"] for finding in ended.json["findings"])
     assert "running: no attempt has ended well" in messages
     assert "short" in messages and "too few" in messages
     assert "Test CPU and Other CPU" in told["calibrate-mixed"]
+    for damaged in ("timeless", "odd", "listed"):
+        assert f"{damaged}/attempts/1 is damaged" in messages
     assert not (tmp_path / "conf.d").exists()
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator import cli
+from orchestrator.commands import plan
 from orchestrator.commands.plan import host_range
+from orchestrator.config.load import load_config
+from orchestrator.errors import ConfigurationError
 from tests.cli.command_line import orchestrator
 
 SMALL = (
@@ -29,8 +34,12 @@ def test_the_plan_is_an_experiment_that_validate_takes_as_it_is(tmp_path: Path) 
     assert again.json["time"] == planned["best"]["time"]
 
 
-def test_overrides_of_every_plan_pass_validate(tmp_path: Path) -> None:
-    planned = orchestrator("plan", *SMALL, "output=json", cwd=tmp_path).json
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return orchestrator("plan", *SMALL, "output=json", cwd=tmp_path_factory.mktemp("plan")).json
+
+
+def test_overrides_of_every_plan_pass_validate(planned: dict[str, Any], tmp_path: Path) -> None:
     assert planned["verdict"] == "feasible"
     for entry in (planned["best"], *planned["others"][:1]):
         ended = orchestrator("validate", *SMALL, *entry["overrides"], "output=json", cwd=tmp_path)
@@ -39,8 +48,7 @@ def test_overrides_of_every_plan_pass_validate(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_parallelism_auto_is_the_best_plan(tmp_path: Path) -> None:
-    planned = orchestrator("plan", *SMALL, "output=json", cwd=tmp_path).json
+def test_parallelism_auto_is_the_best_plan(planned: dict[str, Any], tmp_path: Path) -> None:
     ended = orchestrator("validate", *SMALL, "parallelism=auto", "output=json", cwd=tmp_path)
     assert ended.code == 0, ended.everything
     assert ended.json["layout"] == planned["best"]["layout"]
@@ -86,15 +94,23 @@ def test_the_text_shows_the_plan_its_reasons_and_how_to_run_it(tmp_path: Path) -
         (("planner.objective=beauty",), "planner.objective"),
         (("planner.fix.tp=two",), "planner.fix.tp"),
         (("cluster.memory_bandwidth_gbps=null",), "memory_bandwidth_gbps"),
-        (("planner.fix.tp=3",), "planner.fix"),
+        (("planner.fix.tp=3",), "planner.fix.tp"),
+        (("optimizer.lr=-1",), "optimizer.lr"),
         (("model.hidden_size=null",), "model.hidden_size"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_field(tmp_path: Path, words: tuple[str, ...], field: str) -> None:
-    ended = orchestrator("plan", *SMALL, *words, cwd=tmp_path)
-    assert ended.code == 2, ended.everything
-    assert field in ended.everything
-    assert "Traceback" not in ended.everything
+def test_what_makes_no_sense_is_refused_with_its_field(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    field: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["plan", *SMALL, *words]) == 2
+    told = "".join(capfd.readouterr())
+    assert field in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(
@@ -102,3 +118,18 @@ def test_what_makes_no_sense_is_refused_with_its_field(tmp_path: Path, words: tu
 )
 def test_numbers_of_hosts(text: str | None, counts: list[int]) -> None:
     assert host_range(text) == (counts, [])
+
+
+def test_more_hosts_than_are_named_are_like_the_last(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1\n")
+    config = load_config(["command=plan", *SMALL, f"cluster.hostfile={tmp_path / 'hosts'}", "planner.hosts='2,4'"])
+    found = plan.run(config, []).payload["hosts"]
+    assert [(entry["hosts"], entry["best"]["hosts"]) for entry in found] == [(2, 2), (4, 4)]
+    assert found[1]["best"]["time"]["step_seconds"] < found[0]["best"]["time"]["step_seconds"]
+
+
+def test_a_plan_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = load_config(["command=plan", *SMALL, f"planner.apply={tmp_path / 'file' / 'experiment' / 'best.yaml'}"])
+    with pytest.raises(ConfigurationError, match="cannot be written: Not a directory"):
+        plan.run(config, [])

@@ -117,13 +117,14 @@ def _after_passes(step: TrainingStep, parts: StepParts) -> Iterator[tuple[str, C
 
     yield "optimizer", _exposed(total("device"), "states and gradients over the memory bandwidth")
     ranks = parts.common.speeds.slots
+    sharing = f"{ranks} ranks share" if ranks > 1 else "1 rank has"
     yield (
         "processor_optimizer",
-        _exposed(total("processors"), f"exposed because the device waits; {ranks} ranks share the host"),
+        _exposed(total("processors"), f"exposed because the device waits; {sharing} the host"),
     )
     yield "offload_copies", _exposed(total("host_copies"), "gradients to the host, parameters back")
-    yield "nvme_reads", _exposed(total("disk_reads"), f"optimizer states; {ranks} ranks share the host's disks")
-    yield "nvme_writes", _exposed(total("disk_writes"), f"states written back; {ranks} ranks share the host's disks")
+    yield "nvme_reads", _exposed(total("disk_reads"), f"optimizer states; {sharing} the host's disks")
+    yield "nvme_writes", _exposed(total("disk_writes"), f"states written back; {sharing} the host's disks")
     gather = float(sum(chunk.exchange.traffic.parameter_gather for chunk in slowest))
     yield "parameter_gather", _exposed(gather, f"exposed because the next forward pass needs them; {group}")
     yield "overhead", _exposed(parts.common.speeds.step_overhead, "what every step costs beside its work")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.findings import Finding, has_error
 from orchestrator.planning.rules import (
     cluster,
@@ -71,6 +73,6 @@ def check_rules(context: RuleContext) -> list[Finding]:
     return findings
 
 
-def forbids_estimate(findings: list[Finding]) -> bool:
+def forbids_estimate(findings: Sequence[Finding]) -> bool:
     """Whether a rule is broken without which a memory estimate means nothing."""
-    return any(RULES[finding.rule].concerns_memory and has_error([finding]) for finding in findings)
+    return any(finding.rule in RULES and RULES[finding.rule].concerns_memory and has_error([finding]) for finding in findings)

@@ -122,6 +122,7 @@ RANGES: dict[str, Range] = {
     "preflight.timeout": Range(least=1, most=1e6),
     "preflight.parallel": Range(least=1, most=10_000),
     "planner.memory_margin": Range(least=0, most=0.5),
+    "planner.tokens": AT_LEAST_ONE,
 }
 """Range of each option; options that are null are not checked. The sizes of the axes, the batch and the hosts are checked
 where they are used, those of the model where it is made."""

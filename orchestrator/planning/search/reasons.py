@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.planning.search.search import Candidate
-from orchestrator.units import format_bytes, format_seconds
+from orchestrator.units import format_bytes, format_duration
 
 MOST_PARTS = 3
 WORTH_NAMING = 0.02
@@ -19,18 +19,18 @@ def largest_parts(candidate: Candidate) -> Iterator[str]:
     for name, part in parts:
         share = part.exposed_seconds / time.step_seconds
         if share >= WORTH_NAMING:
-            yield f"{name.replace('_', ' ')} {format_seconds(part.exposed_seconds)} ({share:.0%}): {part.reason}"
+            yield f"{name.replace('_', ' ')} {format_duration(part.exposed_seconds)} ({share:.0%}): {part.reason}"
 
 
 def against(candidate: Candidate, best: Candidate) -> str:
     """What ``candidate`` gives up against the best plan, where, and what it wins."""
     slower = candidate.time.step_seconds / best.time.step_seconds - 1
     saved = candidate.headroom_bytes - best.headroom_bytes
-    memory = f"{format_bytes(abs(saved))} a device {'more' if saved > 0 else 'less'} free"
+    memory = f"{format_bytes(abs(saved))} a device {'more' if saved > 0 else 'less'} free" if saved else "as much free"
     names = {*candidate.time.components, *best.time.components}
     lost = max(names, key=lambda name: _exposed(candidate, name) - _exposed(best, name))
-    where = f", most of it in {lost.replace('_', ' ')}" if slower > 0 else ""
-    speed = f"{slower:.1%} slower{where}" if slower >= 0 else f"{-slower:.1%} faster"
+    where = f", most of it in {lost.replace('_', ' ')}"
+    speed = f"{slower:.1%} slower{where}" if slower >= 0.0005 else f"{-slower:.1%} faster" if slower <= -0.0005 else "as fast"
     return f"{speed}; {memory}"
 
 

@@ -8,6 +8,7 @@ that are left is the best. Whole families of choices are priced only when the bo
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,9 @@ from orchestrator.planning.cost.step_time import StepTime
 from orchestrator.planning.model_spec import ModelSpec
 from orchestrator.planning.partition import BALANCED
 from orchestrator.planning.plan import Plan, make_plan
+from orchestrator.planning.rules.check import forbids_estimate
 from orchestrator.planning.search.bounds import combination_bytes, combination_seconds
+from orchestrator.planning.search.pinned import empty_space
 from orchestrator.planning.search.space import (
     Choice,
     Combination,
@@ -36,9 +39,13 @@ from orchestrator.planning.search.space import (
     is_wanted,
     slower_combinations,
 )
+from orchestrator.units import format_bytes
 
 CHOSEN_GROUPS = frozenset({"parallelism", "zero", "offload", "activation_checkpointing", "training"})
 """Groups of options that the search sets."""
+UNCHOSEN_RULES = frozenset({"value-range", "freeze-pattern", "freeze-all"})
+"""Rules without which nothing can be estimated, of options that the search leaves as they are but for ``CHOSEN_OPTIONS``."""
+CHOSEN_OPTIONS = frozenset({"zero.stage"})
 MOST_KINDS = 5
 MOST_ON_FRONT = 5
 WORTH_SHOWING = 1.5
@@ -126,11 +133,15 @@ def search(
         unrelated=frozenset(unrelated_errors(base)),
         best_only=best_only,
     )
-    for devices in _host_sets(config, base.cluster):
+    sets = _host_sets(config, base.cluster)
+    for devices in sets:
         walk.run(devices)
         if walk.found:
             break
-    return walk.result() if walk.num_choices else _nothing([_empty_space(base.cluster, walk.train_batch_size)])
+    if walk.num_choices:
+        return walk.result()
+    totals = [total for devices in sets for total in devices.values()]
+    return _nothing(empty_space(config, base.model, devices=totals, batch=walk.train_batch_size))
 
 
 def global_batch(config: RunConfig, plan: Plan) -> int:
@@ -170,8 +181,14 @@ def _problems(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             f"{config.training.train_batch_size} is not a number of at least 1",
             "set training.train_batch_size=1 or more",
         )
+    yield from (
+        finding for finding in errors_of(plan) if finding.rule in UNCHOSEN_RULES and finding.field not in CHOSEN_OPTIONS
+    )
     lacking = missing_facts(plan.cluster, plan.settings.dtype)
-    if lacking is not None:
+    wrong_format = [finding for finding in errors_of(plan) if finding.rule == "device-precision"]
+    if lacking is not None and wrong_format:
+        yield from wrong_format
+    elif lacking is not None:
         yield error("plan-speeds", "cluster", lacking, "give them, or take a cluster preset that has them")
 
 
@@ -184,12 +201,6 @@ def _host_sets(config: RunConfig, cluster: ClusterSpec) -> list[dict[int, int]]:
     if config.planner.objective is Objective.fewest_hosts:
         return [{number: devices[number]} for number in reversed(devices)]
     return [devices]
-
-
-def _empty_space(cluster: ClusterSpec, batch: int) -> Finding:
-    """Not one choice was there to be tried."""
-    problem = f"no split of {cluster.num_devices} devices and {batch} sequences has what planner.fix asks for"
-    return error("plan-space", "planner.fix", problem, "pin less, or sizes that divide heads, devices and sequences")
 
 
 def _nothing(findings: Sequence[Finding]) -> SearchResult:
@@ -230,6 +241,8 @@ class _Walk:
     tickets: Iterator[int] = field(default_factory=count)
     num_choices: int = 0
     num_planned: int = 0
+    least_bytes: int = sys.maxsize
+    """What the smallest of all choices needs of a device, of those that arrays tell."""
 
     def run(self, devices: Mapping[int, int]) -> None:
         """Search these numbers of hosts, which have so many devices together."""
@@ -246,6 +259,11 @@ class _Walk:
         found = [self._balanced(self.found[0]), *self.found[1:]] if self.found else []
         front = [found[0], *self.front[1:]] if found else []
         refusals = self.refused.most_common()
+        if not found and sys.maxsize > self.least_bytes > self.cluster.device_memory_bytes:
+            sizes = (
+                f"{format_bytes(self.least_bytes)} at least, and a device has {format_bytes(self.cluster.device_memory_bytes)}"
+            )
+            self.examples[DEVICE_MEMORY] = f"they need {sizes}"
         return SearchResult(
             best=found[0] if found else None,
             others=tuple(found[1:]),
@@ -253,7 +271,7 @@ class _Walk:
             refused=tuple(Refusal(rule=rule, choices=number, example=self.examples[rule]) for rule, number in refusals),
             num_choices=self.num_choices,
             num_planned=self.num_planned,
-            findings=tuple(self.unrelated),
+            findings=tuple(finding for finding in self.unrelated if not found or finding in found[0].plan.findings),
         )
 
     def _wait(self, bound: float, then: Callable[[], None], *, finished: Choice | None = None) -> None:
@@ -289,6 +307,7 @@ class _Walk:
         order = np.argsort(scores, kind="stable")
         if needed is not None:
             fits = needed <= usable_bytes(self.cluster.device_memory_bytes, self.config.planner.memory_margin)
+            self.least_bytes = min(self.least_bytes, int(needed.min()))
             self._refuse(DEVICE_MEMORY, int((~fits).sum()), "they need more than a device has")
             order = order[fits[order]]
         self._plan_next(_Family(combination=combination, scores=scores, order=order, needed_bytes=needed), 0)
@@ -337,7 +356,7 @@ class _Walk:
             config = replace(config, cluster=replace(config.cluster, hosts=choice.hosts))
         plan = make_plan(config, hosts=hosts, machine_memory_bytes=self.machine_memory_bytes)
         self.num_planned += 1
-        errors = [error for error in errors_of(plan) if error not in self.unrelated]
+        errors = [error for error in errors_of(plan) if error not in self.unrelated or forbids_estimate([error])]
         if errors and errors[0].rule not in CAPACITY_RULES:
             self.known_refusals[signature] = errors[0].rule
         narrow = [finding for finding in plan.findings if finding.rule in CAPACITY_RULES]

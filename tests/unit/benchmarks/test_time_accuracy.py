@@ -7,6 +7,7 @@ import io
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.benchmarks.published_fit import Fit, fit_of
 from tests.benchmarks.published_rows import Row, read_rows
 from tests.benchmarks.published_shapes import known_shape
 from tests.benchmarks.published_throughput import Run, System, out_of_memory, read_runs, source_of, states_a_run
+from tests.benchmarks.published_time import predicted_seconds
 from tests.benchmarks.time_accuracy import judge, main, summary
 from tests.benchmarks.time_gates import megatron_errors
 from tests.benchmarks.time_statistics import errors, pick, random_regret, rank_correlation, summarize_picks
@@ -81,6 +83,23 @@ class TestReader:
     def test_seconds_of_a_step_by_the_count_of_the_source(self, changes, seconds):
         assert run(**changes).measured_seconds == pytest.approx(seconds, rel=0.005)
 
+    @pytest.mark.parametrize(
+        ("text", "seconds"), [("9.6 s", 9.6), ("9600 ms", 9.6), ("9,6", 9.6), ("9,600", 9600), ("9.6x", None)]
+    )
+    def test_numbers_as_people_write_them(self, text, seconds):
+        assert row(step_time_s=text).number("step_time_s") == seconds
+
+    @pytest.mark.parametrize(
+        "changes", [{"global_batch": "-5"}, {"ffn": "-1"}, {"vocab": "-1"}, {"kv_heads": "-1"}, {"dp": "-1"}]
+    )
+    def test_a_size_below_one_is_not_stated(self, changes):
+        [name] = changes
+        assert run(**changes) == replace(run(**{name: ""}), row=run(**changes).row)
+
+    def test_full_precision_is_slower(self):
+        seconds = {precision: predicted_seconds(run(precision=precision)) for precision in ("fp16", "tf32", "fp32")}
+        assert seconds["fp32"] > 4 * seconds["tf32"] > 6 * seconds["fp16"]
+
     @pytest.mark.parametrize("name", ["Llama 3.1 8B", "llama-3-8b", "LLaMA3 8B"])
     def test_a_named_model_has_its_shape(self, name):
         shape = known_shape(name)
@@ -115,6 +134,11 @@ class TestReader:
             ("B200-SXM", "b200-sxm-180"),
             ("RTX 4090", "rtx4090"),
             ("MI300X", "mi300x"),
+            ("MI300", "mi300x"),
+            ("A6000", "rtxa6000"),
+            ("NVIDIA-A800-SXM4-80GB", "a800-sxm-80"),
+            ("H20", "h20-sxm-96"),
+            ("H200", "h200-sxm-141"),
         ],
     )
     def test_devices_by_their_label(self, label, device):
@@ -130,6 +154,7 @@ class TestReader:
             ({"gpu": "V100-SXM-32GB", "notes": "100 Gb/s per node; 16-GPU nodes"}, 16, 12.5e9),
             ({"source": "A log (Jean Zay V100, 4 GPUs per node)", "gpu": "V100-SXM-16GB"}, 4, 50e9),
             ({"source": "a table with 1600 Gbps node-node interconnect"}, 8, 200e9),
+            ({"notes": ". Gb/s per node"}, 8, 200e9),
         ],
     )
     def test_hosts_and_network_as_stated(self, changes, devices, network):
@@ -144,6 +169,10 @@ class TestReader:
             ({"global_batch": "", "micro_batch": ""}, "batch"),
             ({"tp": "48"}, "divide"),
             ({"notes": "MoE ep 64"}, "experts"),
+            ({"model": "Qwen3-30B-A3B"}, "experts"),
+            ({"model": "DeepSeek-V3"}, "experts"),
+            ({"tp": "x"}, "tp is 'x'"),
+            ({"gpus": "10000000000", "dp": ""}, "no cluster"),
             ({"seq_len": ""}, "seq_len"),
         ],
     )
@@ -151,22 +180,6 @@ class TestReader:
         [found] = read_runs([row(**changes)])
         assert isinstance(found, str)
         assert reason in found
-
-
-class TestPublishedFile:
-    def test_nearly_all_rows_that_state_a_run_become_one(self):
-        stated = [found for entry, found in zip(ROWS, read_runs(ROWS), strict=True) if states_a_run(entry)]
-        assert sum(isinstance(found, Run) for found in stated) >= 0.99 * len(stated)
-
-    def test_vtrain_is_two_sources(self):
-        sources = [source_of(entry) for entry in ROWS]
-        assert (sources.count("vtrain_multi"), sources.count("vtrain_single")) == (62, 810)
-
-    def test_runs_out_of_memory_are_not_accepted(self):
-        """But one, which by the readings of its neighbours would fit with 11 GiB to spare."""
-        runs = [found for found in read_runs(ROWS) if isinstance(found, Run) and out_of_memory(found.row)]
-        accepted = [found.row.id for found in runs if fit_of(found) in (Fit.accepted, Fit.unknown)]
-        assert accepted == ["bloom-139"]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +190,22 @@ def outcomes():
 @pytest.fixture(scope="module")
 def result(outcomes):
     return summary(outcomes)
+
+
+class TestPublishedFile:
+    def test_nearly_all_rows_that_state_a_run_become_one(self, outcomes):
+        stated = [outcome.run for outcome in outcomes if states_a_run(outcome.row)]
+        assert sum(found is not None for found in stated) >= 0.99 * len(stated)
+
+    def test_vtrain_is_two_sources(self):
+        sources = [source_of(entry) for entry in ROWS]
+        assert (sources.count("vtrain_multi"), sources.count("vtrain_single")) == (62, 810)
+
+    def test_runs_out_of_memory_are_not_accepted(self, outcomes):
+        """But one, which by the readings of its neighbours would fit with 11 GiB to spare."""
+        runs = [outcome.run for outcome in outcomes if outcome.run is not None and out_of_memory(outcome.row)]
+        accepted = [found.row.id for found in runs if fit_of(found) in (Fit.accepted, Fit.unknown)]
+        assert accepted == ["bloom-139"]
 
 
 class TestGates:
@@ -237,6 +266,33 @@ class TestStrangeFiles:
         path.write_text(text)
         main([str(path), *options])
         assert capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda text: text.encode("utf-16"),
+            lambda text: text.replace(",", ";").encode(),
+            lambda text: text.replace(",", " , ").encode(),
+            lambda text: text.replace("hidden", "Hidden").encode("utf-8-sig"),
+            lambda text: text.replace("own-1", "own-1 \xe9").encode("latin-1"),
+        ],
+        ids=["utf-16", "semicolons", "spaces", "capitals", "latin-1"],
+    )
+    def test_other_spellings_of_a_file_say_the_same(self, tmp_path, capsys, change):
+        path = self.written(tmp_path / "one.csv", [STATED])
+        path.write_bytes(change(path.read_text()))
+        main([str(path), "--json"])
+        assert json.loads(capsys.readouterr().out)["sources"]["own"]["predicted"] == 1
+
+    def test_rows_that_are_not_predicted_are_named(self, tmp_path, capsys):
+        main([str(self.written(tmp_path / "two.csv", [STATED, {**STATED, "gpu": "abacus"}])), "--json"])
+        assert json.loads(capsys.readouterr().out)["not_predicted"] == {"own": {"the device abacus is not known": 1}}
+
+    def test_a_cell_without_end(self, tmp_path):
+        path = tmp_path / "long.csv"
+        path.write_text("id\n" + 200_000 * "x")
+        with pytest.raises(SystemExit, match="field larger"):
+            main([str(path)])
 
     def test_a_file_that_is_not_there(self, tmp_path):
         with pytest.raises(SystemExit, match="No such file"):

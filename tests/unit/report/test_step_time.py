@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.config.enums import Precision
-from orchestrator.report.step_time import format_duration, time_report
+from orchestrator.report.step_time import time_report
+from orchestrator.units import format_duration
 from tests.unit.planning.configurations import cpu_cluster, plan_of, run_config
 from tests.unit.planning.cost.steps import gpu_run
 

@@ -270,6 +270,7 @@ def test_what_cannot_fit_says_which_capacity_forbids_it():
     result = searched(planned_config(cluster__device_memory_gib=2.0))
     assert result.best is None
     assert {entry.rule for entry in result.refused} == {"device-memory"}
+    assert result.refused[0].example.endswith("a device has 2.00 GiB")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +279,62 @@ def test_what_cannot_fit_says_which_capacity_forbids_it():
         ({"cluster__memory_bandwidth_gbps": None}, "plan-speeds"),
         ({"training__train_batch_size": 0}, "plan-batch"),
         ({"model__hidden_size": None}, "model-size"),
-        ({"planner__fix": PlannerFix(tp=3)}, "plan-space"),
+        ({"optimizer__lr": -1.0}, "value-range"),
+        ({"planner__memory_margin": 0.6}, "value-range"),
+        ({"zero__reduce_bucket_size": 0}, "value-range"),
+        ({"cluster__network_gbps": 0.0}, "value-range"),
+        ({"training__freeze": [".*"]}, "freeze-all"),
     ],
 )
 def test_what_no_choice_can_mend_is_said_at_once(changes, rule):
+    result = searched(with_options(changes))
+    assert result.best is None
+    assert result.num_planned == 0
+    assert rule in {finding.rule for finding in result.findings}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"planner__fix": PlannerFix(tp=3)}, "planner.fix.tp", "does not divide 4 devices"),
+        ({"planner__fix": PlannerFix(dp=0)}, "planner.fix.dp", "at least 1"),
+        ({"planner__fix": PlannerFix(micro_batch=5)}, "planner.fix.micro_batch", "16 sequences"),
+        ({"planner__fix": PlannerFix(tp=4, pp=4)}, "planner.fix", "planner.fix.tp=4 planner.fix.pp=4"),
+        ({"planner__fix": PlannerFix(zero_stage=2, pp=2)}, "planner.fix.zero_stage", "pipeline"),
+        ({"planner__fix": PlannerFix(zero_stage=5)}, "planner.fix.zero_stage", "not a ZeRO stage"),
+        ({"planner__fix": PlannerFix(param_device=OffloadDevice.cpu, zero_stage=2)}, "planner.fix.param_device", "stage 3"),
+        ({"planner__fix": PlannerFix(optimizer_device=OffloadDevice.nvme)}, "offload.nvme_path", "no disk"),
+        (
+            {"planner__fix": PlannerFix(optimizer_device=OffloadDevice.cpu, zero_stage=0)},
+            "planner.fix.optimizer_device",
+            "ZeRO",
+        ),
+        ({"cluster__devices_per_host": 97}, "training.train_batch_size", "97 devices"),
+    ],
+)
+def test_pins_without_a_choice_are_named_with_the_reason(changes, field, said):
+    result = searched(with_options(changes))
+    assert result.num_choices == 0
+    assert [finding.field for finding in result.findings] == [field]
+    assert said in result.findings[0].message
+    assert {finding.rule for finding in result.findings} == {"plan-space"}
+
+
+def test_an_error_that_the_best_plan_does_not_have_is_not_said_of_it():
+    """ZeRO stage 0 with gradients in fp32 is wrong, and the search takes another stage."""
+    result = searched(with_options({"zero__stage": 0, "precision__grad_accum_dtype": Precision.fp32}))
+    assert result.best is not None
+    assert "stage0-accumulation" not in {finding.rule for finding in result.findings}
+
+
+def test_a_format_that_the_device_lacks_is_said_and_not_that_its_rate_is_missing():
+    result = searched(with_options({"cluster__precisions": [Precision.fp16], "cluster__bf16_tflops": None}))
+    assert [finding.rule for finding in result.findings] == ["device-precision"]
+
+
+def with_options(changes: dict[str, Any]) -> RunConfig:
     config = planned_config()
     for name, value in changes.items():
-        group, field = name.split("__")
+        group, field = name.split("__", 1)
         setattr(getattr(config, group), field, value)
-    result = searched(config)
-    assert result.best is None
-    assert rule in {finding.rule for finding in result.findings}
+    return config
