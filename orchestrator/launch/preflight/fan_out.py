@@ -149,21 +149,33 @@ async def _ask(host: str, text: str, config: RunConfig) -> Answer:
 @asynccontextmanager
 async def _started(host: str, config: RunConfig) -> AsyncIterator[asyncio.subprocess.Process]:
     """The Python of ``host``, waiting for its script; when the context ends it, and whatever it started here, is gone."""
-    process = await asyncio.create_subprocess_exec(
-        *_argv(host, config),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        limit=1 << 24,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *_argv(host, config),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            limit=1 << 24,
+        )
     )
+    try:
+        # one that is cancelled half-way through its start is waited for by asyncio for ever
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _end(await starting)
+        raise
     try:
         yield process
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 def _argv(host: str, config: RunConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -166,3 +167,23 @@ def test_a_test_can_say_what_a_host_is_like(ssh: FakeSsh, tmp_path: Path, monkey
     first, second = (answer.value or {} for answer in answers.values())
     assert (first["hostname"], second["hostname"], second["num_cores"]) == ("far1", "else", 3)
     assert second["memory"] == {**first["memory"], "limit_bytes": 5}
+
+
+@pytest.mark.parametrize("turns", range(1, 12))
+def test_a_user_who_has_enough_while_hosts_are_being_called_is_heard(turns: int, ssh: FakeSsh) -> None:
+    ssh.host("far", delay=LONG)
+
+    async def called_off() -> None:
+        asking = asyncio.create_task(ask_all(["far"], SCRIPT, load_config([])))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asking
+
+    async def in_time() -> None:
+        async with asyncio.timeout(30):
+            with pytest.raises(asyncio.CancelledError):
+                await called_off()
+
+    run(in_time())
+    assert nothing_is_left(ssh)
