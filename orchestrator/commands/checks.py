@@ -45,6 +45,7 @@ _CHECKS: dict[str, tuple[tuple[str, Severity, str], ...]] = {
         ("sweep-ignored", _E, "no swept file sets Hydra's sweeper or launcher, which all points share"),
         ("sweep-plugin", _E, "the plugins of Hydra that a sweep names are installed"),
         ("sweep-size", _E, "a preview has no more points than can be looked at"),
+        ("sweep-interval", _E, "only Optuna chooses from an interval; others are given values"),
         ("sweep-directory", _E, "a sweep begins in a directory without one, and goes on where there is one"),
         ("sweep-direction", _E, "Optuna and sweep.direction look for the same"),
         ("sweep-storage", _E, "a stored Optuna study can be opened, and found again"),
