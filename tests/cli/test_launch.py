@@ -199,7 +199,7 @@ def test_ranks_whose_controller_is_killed_end_by_themselves(tmp_path: Path) -> N
     launcher = training(run_dir)
     launcher.kill()
     launcher.communicate(timeout=60)
-    assert not left_of(run_dir, within=60)
+    assert not left_of(run_dir, within=40)
 
 
 def test_a_setup_line_that_fails_is_said_with_what_it_printed(tmp_path: Path) -> None:
